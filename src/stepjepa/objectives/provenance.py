@@ -1,4 +1,4 @@
-"""The provenance of a model: what its folder says of its training, on which embeddings and answers depend."""
+"""The provenance of a model: the settings and system prompts of its training, as its folder records them."""
 
 from __future__ import annotations
 

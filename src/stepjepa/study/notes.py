@@ -36,7 +36,7 @@ def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> It
 
 
 def notes_on_launches(arms: Sequence[Arm], kept_out: Sequence[KeptOut]) -> Iterator[str]:
-    """Yield how the launches of runs differ: of runs that are left out, and of those in the statistics."""
+    """Yield the differences between the launches of each run, whether it is left out or in the statistics."""
     for excluded in kept_out:
         name = f"{excluded.arm}: " if excluded.arm else ""
         reason = "; ".join(excluded.run.mixed)
