@@ -103,8 +103,9 @@ class Quickstart:
         self.draw(folder / "searches.png")
         folders = [each for arm in self.runs.values() for each in arm]
         if size.full:
-            compared = [each for arm, group in self.runs.items() if arm != "plain" for each in group]
-            self.step("compare", f"compare {' '.join(map(str, compared))}")
+            # Of the two arms of plain training that of equal FLOPs is compared with.
+            folders = [each for arm, group in self.runs.items() if arm != "plain" for each in group]
+            self.step("compare", f"compare {' '.join(map(str, folders))}")
         self.step("page", f"report {' '.join(map(str, folders))} --output_file {folder}/report.html")
         parts = [self.found(), self.table(), self.searches()]
         parts += [self.problems(), self.answers()] if size.full else [self.later()]
