@@ -187,8 +187,14 @@ def test_a_question_needs_no_answer_with_text(folder: Path, tmp_path: Path, caps
     error = capsys.readouterr().err
     assert "in.jsonl:1: the record has no pair" in error and "or pass --bad_records skip" in error
     # In Python nothing is skipped.
+    jepa = Jepa.from_pretrained(folder / "separate", device="cpu")
     with pytest.raises(UserError, match=r"the record has no pair .*; leave it out$"):
-        Jepa.from_pretrained(folder / "separate", device="cpu").embed([{"messages": [ASKED, thought]}], "target")
+        jepa.embed([{"messages": [ASKED, thought]}], "target")
+    with pytest.raises(UserError, match=r"in.jsonl:1: the record has no pair .*; leave it out$"):
+        embed_file.embed_file(jepa.embedder("target"), str(tmp_path / "in.jsonl"), str(tmp_path / "e.npy"))
+    write_jsonl(tmp_path / "in.jsonl", [{"messages": []}])
+    with pytest.raises(UserError, match=r"in.jsonl:1: .*; fill it in, or leave such rows out$"):
+        embed_file.embed_file(jepa.embedder("target"), str(tmp_path / "in.jsonl"), str(tmp_path / "e.npy"))
 
 
 def test_a_column_without_a_usual_name_is_renamed(folder: Path, tmp_path: Path, capsys: Any) -> None:

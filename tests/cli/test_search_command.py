@@ -67,6 +67,25 @@ def test_queries_of_a_file_of_chats(folder: Path, capsys: Any) -> None:
     assert "is there already" in capsys.readouterr().err
 
 
+def test_the_error_of_a_query_names_the_settings_of_queries(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    write_jsonl(tmp_path / "q.jsonl", [{"query": 3.5, "q": " "}])
+    for column, remedy in (("q", "fill it in, or leave such lines out"), ("x", "name the --query_column of the texts")):
+        assert search(folder, "--queries", tmp_path / "q.jsonl", "--query_column", column) == 2
+        error = capsys.readouterr().err
+        assert remedy in error and "--bad_records" not in error
+
+
+def test_chats_of_a_corpus_that_are_no_records_are_skipped(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    chat = {"messages": [{"role": "user", "content": "Geht es?"}, {"role": "assistant", "content": "Es läuft"}]}
+    write_jsonl(tmp_path / "c.jsonl", [{"messages": [{"role": "user"}]}, chat])
+    command = ["--query", "Geht es?", "--corpus", tmp_path / "c.jsonl", "--json"]
+    assert search(folder, *command) == 2 and "c.jsonl:1: messages[0] (user) has no content" in capsys.readouterr().err
+    assert search(folder, *command, "--bad_records", "skip") == 0
+    captured = capsys.readouterr()
+    assert [hit["line"] for hit in json.loads(captured.out)["results"][0]["hits"]] == [2]
+    assert "note: 1 bad line skipped" in captured.err
+
+
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_rows_without_a_text_are_an_error_or_skipped(form: str, folder: Path, capsys: Any) -> None:
     corpus = folder / f"replies.{form}"

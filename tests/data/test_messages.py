@@ -14,6 +14,7 @@ import pytest
 
 from stepjepa.base.errors import UserError
 from stepjepa.data.records import Record, as_records, describe_unused, parse_record
+from stepjepa.data.row_error import RowError
 from stepjepa.data.sources import read_records
 
 USER = {"role": "user", "content": "q"}
@@ -26,6 +27,14 @@ CALLS = {"content": "", "tool_calls": [PARIS]}
 
 def read(*messages: Any, **fields: Any) -> Record:
     return parse_record({"messages": list(messages), **fields}, "data.jsonl", 3)
+
+
+def read_with_settings(row: dict[str, Any]) -> Record:
+    """Read a row as a command does that has the settings ``bad_records`` and ``columns``."""
+    try:
+        return parse_record(row)
+    except RowError as error:
+        raise error.for_reader(("bad_records", "columns")) from None
 
 
 @pytest.mark.parametrize(
@@ -209,7 +218,7 @@ def test_errors_of_an_answer(answer: dict[str, Any], message: str) -> None:
 )
 def test_errors_of_a_row(row: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        parse_record(row)
+        read_with_settings(row)
     # Records in memory have no settings that a remedy could name.
     with pytest.raises(UserError, match=r"^[^`]*$"):
         list(as_records([row]))
@@ -239,7 +248,7 @@ def test_the_remedy_for_rows_in_memory_names_no_setting(row: dict[str, Any], rem
 )
 def test_the_remedy_for_preferences_works(row: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="`columns prompt chosen`"):
-        parse_record(row)
+        read_with_settings(row)
     record = parse_record(row, columns=("prompt", "chosen"))
     assert record.messages == (USER, ASSISTANT) and describe_unused([record]) == ["not used: rejected"]
 

@@ -373,3 +373,25 @@ def test_any_bytes_are_rows_or_an_error_that_names_the_file(tmp_path, data):
         assert " is " in str(error), "only what is no text at all is an error now"
     else:
         assert len(rows) + bad.count <= data.count(b"\n") + 1
+
+
+def test_remedies_name_the_settings_that_the_reader_has(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"messages": []}\n')
+    with pytest.raises(UserError, match=r"d.jsonl:1: 'messages' is '\[\]'; fill it in, or leave such rows out$"):
+        read_records(path)
+    of_command = BadRecords(settings=("bad_records",))
+    with pytest.raises(UserError, match=r"d.jsonl:1: .*, or leave such rows out with `bad_records skip`$"):
+        read_records(path, bad=of_command)
+    path.write_text('{"Frage": "a", "Antwort": "b"}\n')
+    with pytest.raises(UserError, match=r"\(there is Frage, Antwort\); name the two with `columns USER ASSISTANT`$"):
+        read_records(path)
+    with pytest.raises(UserError, match=r"\(there is Frage, Antwort\); name the two prompt and completion$"):
+        read_records(path, bad=of_command)
+
+
+def test_skipped_lines_are_described_without_remedies(tmp_path):
+    path, bad = tmp_path / "d.jsonl", BadRecords("skip", settings=("bad_records", "columns"))
+    path.write_text('{"messages": []}\n{"Frage": "a", "Antwort": "b"}\n{"prompt": "q", "completion": "a"}\n')
+    assert len(read_records(path, bad=bad)) == 1
+    assert [line for line, _ in bad.first] == [1, 2] and not any(";" in reason for _, reason in bad.first)

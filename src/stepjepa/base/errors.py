@@ -23,6 +23,10 @@ class UserError(ValueError):
         super().__init__(f"{place}{message}")
         self.line = line
 
+    def at(self, path: object, line: int | None = None) -> "UserError":
+        """Return this error with its place."""
+        return UserError(str(self), path=path, line=line)
+
 
 def shown(value: object) -> str:
     """Format a value from a file for a message: in quotes, shortened, control characters escaped."""

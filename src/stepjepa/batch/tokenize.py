@@ -137,7 +137,7 @@ class RecordTokenizer:
             turns = self.turns(record)
             return turns, self.pairs(record, turns)
         except UserError as error:
-            raise UserError(str(error), path=record.path, line=record.line) from None
+            raise error.at(record.path, record.line) from None
 
     def turns(self, record: Record) -> list[Turn]:
         """Return the texts that a record trains: its turns, or for the published labels the whole chat as one."""

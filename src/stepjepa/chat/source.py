@@ -46,7 +46,7 @@ def read_template(path: str) -> str:
         with reading():
             _compile_jinja_template(source)
     except UserError as error:
-        raise UserError(str(error), path=file) from None
+        raise error.at(file) from None
     return source
 
 

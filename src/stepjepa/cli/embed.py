@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.commands import Command
@@ -51,25 +50,21 @@ def run(args: argparse.Namespace) -> JsonObject:
     """Embed the file."""
     existing_file(args.input_file, "input file")
     from stepjepa.evaluation.embed_file import check_output, embed_file
-    from stepjepa.objectives.embedding import NoViewError
 
     check_output(args.input_file, args.output_file, id_column=args.id_column, overwrite=args.overwrite)
     reading = from_args(ReadingSettings, args)
     reading.check(args.model_path)
-    bad = BadRecords(args.bad_records)
+    bad = BadRecords(args.bad_records, settings=("bad_records",))
     embedder, start = reading.embedder(reading.load(args.model_path), args.side, raw=args.raw), time.perf_counter()
-    try:
-        embedded = embed_file(
-            embedder,
-            args.input_file,
-            args.output_file,
-            column=args.column,
-            id_column=args.id_column,
-            overwrite=args.overwrite,
-            bad=bad,
-        )
-    except NoViewError as error:
-        raise UserError(f"{error}, or pass `bad_records skip`") from None
+    embedded = embed_file(
+        embedder,
+        args.input_file,
+        args.output_file,
+        column=args.column,
+        id_column=args.id_column,
+        overwrite=args.overwrite,
+        bad=bad,
+    )
     embedded.bad.tell()
     seconds = time.perf_counter() - start
     noun = "texts" if args.column is not None else "records"

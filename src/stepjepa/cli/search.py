@@ -66,10 +66,12 @@ def run(args: argparse.Namespace) -> JsonObject:
 
     reading = from_args(ReadingSettings, args)
     reading.check(args.model_path)
-    corpus = read_texts(args.corpus, args.column, answers=args.side == "target", bad=BadRecords(args.bad_records))
+    bad = BadRecords(args.bad_records, settings=("bad_records",))
+    corpus = read_texts(args.corpus, args.column, answers=args.side == "target", bad=bad)
     queries = [Text(text, "--query", number) for number, text in enumerate(args.query or (), start=1)]
     if args.queries is not None:
-        queries = read_texts(args.queries, args.query_column, answers=args.side == "source")
+        answers = args.side == "source"
+        queries = read_texts(args.queries, args.query_column, answers=answers, setting="query_column")
     jepa = reading.load(args.model_path)
     reading.embedder(jepa, args.side)  # refuses wrong settings before anything is embedded
     cache = not args.no_cache

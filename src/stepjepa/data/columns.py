@@ -1,7 +1,6 @@
 """Read the chat of a row from its columns: whole chats, questions and answers, Alpaca, Dolly, ShareGPT."""
 
 import json
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,6 +8,7 @@ from typing import NamedTuple
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.messages import SYSTEM_ROLES, WEIGHTS, from_json, is_absent, number_as_text, read_message
+from stepjepa.data.row_error import SKIP, Remedy, RowError
 
 USER = ("prompt", "question", "instruction", "input", "text", "query")
 ASSISTANT = ("completion", "answer", "response", "output", "code")
@@ -34,28 +34,7 @@ Columns = Sequence[str] | None
 """Names of two columns, of the user's and of the assistant's message; None recognises them automatically."""
 
 
-_REMEDIES = {  # of a reader with the settings `bad_records` and `columns`, and of one without
-    "bad_records": [("leave such rows out with `bad_records skip`", "leave such rows out")],
-    "columns": [
-        ("name the two with `columns USER ASSISTANT`", "name the two prompt and completion"),
-        ("or name another column with `columns USER ASSISTANT`", "or name the column with the text as this one"),
-    ],
-}
-
-_NAMED_COLUMNS = re.compile(r", or name both with `columns .*?`")
-
-
-def without_settings(message: str, *settings: str) -> str:
-    """Replace the remedies in the error of a row that name settings which its reader does not have.
-
-    Args:
-        message: of an error of :func:`read_chat`.
-        settings: ``bad_records``, ``columns``.
-    """
-    for setting in settings:
-        for remedy, other in _REMEDIES[setting]:
-            message = message.replace(remedy, other)
-    return _NAMED_COLUMNS.sub("", message) if "columns" in settings else message
+_COLUMNS = "columns USER ASSISTANT"  # the setting, as a user writes it
 
 
 class Chat(NamedTuple):
@@ -144,7 +123,7 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
     if {"role", "content"} <= row.keys() or {"from", "value"} <= row.keys():
         raise UserError("a message stands where a record is expected; write a chat as one object, {'messages': [...]}")
     if len(names) > 1 and (chat := next((name for name in CHATS if name in row), None)) is not None:
-        raise UserError(f"'{chat}' is {shown(row[chat])}; fill it in, or leave such rows out with `bad_records skip`")
+        raise RowError(f"'{chat}' is {shown(row[chat])}", "fill it in", SKIP)
     missing = f"no column '{names[0]}'"
     for name in names:
         _check_not_nested(row, name)
@@ -152,7 +131,8 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
         missing = f"no 'messages', and none of the columns {', '.join(names)}"
     if len(row) < 2:
         raise UserError(f"{missing} (there is {columns}); a record needs 'messages', or two such columns")
-    raise UserError(f"{missing} (there is {columns}); name the two with `columns USER ASSISTANT`")
+    remedy = Remedy("columns", f"name the two with `{_COLUMNS}`", "name the two prompt and completion")
+    raise RowError(f"{missing} (there is {columns})", remedy)
 
 
 def _check_not_nested(row: Mapping[str, object], name: str) -> None:
@@ -222,11 +202,12 @@ def _text(row: Mapping[str, object], name: str) -> str:
         raise UserError(f"{fault}; write true and false as texts, such as yes and no")
     value = number_as_text(value)
     if isinstance(value, list | tuple | Mapping):
-        raise UserError(f"{fault}; write one text there, or name another column with `columns USER ASSISTANT`")
+        other = Remedy("columns", f"name another column with `{_COLUMNS}`", "name the column with the text as this one")
+        raise RowError(fault, "write one text there", other)
     if is_absent(value):
-        raise UserError(f"{fault}; fill it in, or leave such rows out with `bad_records skip`")
+        raise RowError(fault, "fill it in", SKIP)
     if not isinstance(value, str):
-        raise UserError(f"{fault}; write it as one, or leave such rows out with `bad_records skip`")
+        raise RowError(fault, "write it as one", SKIP)
     return value
 
 
@@ -235,7 +216,7 @@ def _check_no_preferences(row: Mapping[str, object], used: set[str]) -> None:
     pairs = [name for name in (*_WANTED, *_UNWANTED) if name not in used and not is_absent(row.get(name))]
     if pairs:
         fault = f"{' and '.join(map(repr, pairs))}: preferences, which are not trained on"
-        raise UserError(f"{fault}; {_way_without_preferences(row, pairs[0])}")
+        raise RowError(fault, *_remedies_of_preferences(row, pairs[0]))
     for name in ("label", "kto_tag"):
         value = row.get(name)
         is_mark = isinstance(value, bool) or str(value).lower() in {"true", "false"} or name == "kto_tag"
@@ -244,21 +225,19 @@ def _check_no_preferences(row: Mapping[str, object], used: set[str]) -> None:
             raise UserError(f"{fault}; keep the rows that are wanted, and remove the column")
 
 
-def _way_without_preferences(row: Mapping[str, object], wanted: str) -> str:
-    """Return how to train on the wanted answers of a row with preferences."""
+def _remedies_of_preferences(row: Mapping[str, object], wanted: str) -> list[str | Remedy]:
+    """Return the ways to train on the wanted answers of a row with preferences."""
     chat = next((name for name in CHATS if not is_absent(row.get(name))), None)
     if chat is not None:
-        return f"put the wanted answer at the end of '{chat}', and remove them"
+        return [f"put the wanted answer at the end of '{chat}', and remove them"]
     if wanted in _UNWANTED:
-        return "remove the column, or train on the wanted answers alone"
+        return ["remove the column, or train on the wanted answers alone"]
     answer = row[wanted]
     roles = [turn.get("role") for turn in answer if isinstance(turn, Mapping)] if isinstance(answer, list) else []
     if roles[:1] not in ([], ["assistant"]):
-        return "rename the wanted one to 'messages', and remove the other"
+        return ["rename the wanted one to 'messages', and remove the other"]
     user_column = next((name for name in USER if isinstance(row.get(name), str | list)), None)
     if user_column is not None and (roles or isinstance(answer, str)):
-        return (
-            f"rename '{wanted}' to completion and remove what is not wanted, or name both with "
-            f"`columns {user_column} {wanted}`"
-        )
-    return "write the question and the wanted answer as 'messages', and remove them"
+        rename = f"rename '{wanted}' to completion and remove what is not wanted"
+        return [rename, Remedy("columns", f"name both with `columns {user_column} {wanted}`")]
+    return ["write the question and the wanted answer as 'messages', and remove them"]

@@ -1,7 +1,7 @@
 """Records: one row or JSON line each, checked; every error names file, line and field."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from stepjepa.base.errors import UserError, one_line, shown, visible
 from stepjepa.base.json_object import JsonObject, json_fault
 from stepjepa.base.terminal import note
-from stepjepa.data.columns import MOST_NAMES, Columns, read_chat, without_settings
+from stepjepa.data.columns import MOST_NAMES, Columns, read_chat
 from stepjepa.data.messages import (
     MEDIA,
     as_python,
@@ -21,6 +21,7 @@ from stepjepa.data.messages import (
     tools_column,
     without_row_fillers,
 )
+from stepjepa.data.row_error import RowError
 
 _VIEW_ROLES = {"text": "user", "code": "assistant"}
 
@@ -95,11 +96,8 @@ def as_records(values: Any) -> Iterator[Record]:
             yield value
             continue
         row = as_python(value)
-        try:
-            row = without_row_fillers(row) if is_table and isinstance(row, dict) else row
-            record = parse_record(row, line=position)
-        except UserError as error:
-            raise UserError(without_settings(str(error), "bad_records", "columns")) from None
+        row = without_row_fillers(row) if is_table and isinstance(row, dict) else row
+        record = parse_record(row, line=position)
         # Files are checked where they are read.
         if (fault := json_fault(record.messages)) is not None:
             raise UserError(fault, path=record.path, line=position)
@@ -135,7 +133,7 @@ def parse_record(
         tools_name = tools_column(value)
         tools, variables = read_tools(value.get(tools_name)), read_variables(value.get("chat_template_kwargs"))
     except UserError as error:
-        raise UserError(str(error), path=path, line=line) from None
+        raise error.at(path, line) from None
     read = {*chat.used, *view_columns, *MEDIA, tools_name, "chat_template_kwargs"}
     return Record(
         messages=tuple(chat.messages[:trained]),
@@ -215,21 +213,27 @@ def _view(value: object, key: str, role: str) -> str:
 
 
 class BadRecords:
-    """Handling of invalid lines of a file (setting ``bad_records``): an error, or skipped and counted."""
+    """Handling of invalid lines of a file (setting ``bad_records``): an error, or skipped and counted.
 
-    def __init__(self, choice: str = "error") -> None:
-        self.skips = choice == "skip"
+    Args:
+        choice: ``error`` or ``skip``.
+        settings: the settings of the reader that remedies may name, of ``bad_records`` and ``columns``.
+    """
+
+    def __init__(self, choice: str = "error", *, settings: Collection[str] = ()) -> None:
+        self.skips, self.settings = choice == "skip", settings
         self.count = 0
         self.first: list[tuple[int, str]] = []  # line numbers and messages of the first few errors
 
     def note(self, error: UserError, line: int) -> None:
         """Raise the error, or count the skipped line."""
         if not self.skips:
-            raise error from None
+            raise (error.for_reader(self.settings) if isinstance(error, RowError) else error) from None
         self.count += 1
         if self.count <= 3:
-            # Without its remedy, which the caller has chosen already.
-            self.first.append((line, one_line(error).partition("; fill it in")[0]))
+            # The user has chosen a remedy already.
+            reason = error.without_remedies if isinstance(error, RowError) else error
+            self.first.append((line, one_line(reason)))
 
     def describe(self) -> str:
         """Return one line: the number of skipped lines, and the first errors."""

@@ -50,7 +50,7 @@ def read_records(
 
     Args:
         path: the file.
-        bad: collects invalid lines; None raises an error for the first of them.
+        bad: counts invalid lines, or raises the error of the first with the remedies of its settings; None raises it.
         columns: names of the columns of the user's and the assistant's message; None recognises them.
         limit: read only so many records from the start; None for all.
     """
@@ -63,7 +63,7 @@ def each_record(
     """:func:`read_records` one by one."""
     if Path(path).is_dir():
         raise UserError("is a folder; name a file in it, or train on the folder as `dataset`", path=path)
-    file, bad = existing_file(path, "data file"), bad or BadRecords()
+    file, bad = existing_file(path, "data file"), bad or BadRecords(settings=("columns",))
     reader = FORMATS.get(file.suffix.lower(), read_unnamed)
     number = 0
     for number, record in enumerate(_parse_each(reader(file, bad.note), path, bad, columns), start=1):  # noqa: B007  # counts them
@@ -104,8 +104,8 @@ def each_of_any(
         for file in part.files:
             yield from each_record(file, bad=bad, columns=columns)
         return
-    rows = enumerate(map(without_row_fillers, part), start=1)
-    for number, record in enumerate(_parse_each(rows, name, bad or BadRecords(), columns), start=1):  # noqa: B007  # counts them
+    rows, bad = enumerate(map(without_row_fillers, part), start=1), bad or BadRecords(settings=("columns",))
+    for number, record in enumerate(_parse_each(rows, name, bad, columns), start=1):  # noqa: B007  # counts them
         yield record
     if not number:
         raise UserError("holds no records; name another subset or split", path=name)

@@ -14,6 +14,7 @@ from stepjepa.base.terminal import note
 from stepjepa.data.columns import ASSISTANT, CHATS, USER
 from stepjepa.data.messages import is_absent, number_as_text
 from stepjepa.data.records import BadRecords, named, parse_record
+from stepjepa.data.row_error import Remedy, RowError
 from stepjepa.data.sources import read_rows
 from stepjepa.objectives.index import TextIndex, distinct
 from stepjepa.objectives.inputs import EmbedOptions, Text
@@ -22,10 +23,13 @@ from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.views.sequences import Kind
 
 SUFFIX = ".embeddings.safetensors"
+_SKIP = Remedy("bad_records", "leave such lines out with `bad_records skip`", "leave such lines out")
 FORMAT = "stepjepa embeddings of a corpus, 1"
 
 
-def read_texts(path: str, column: str | None, *, answers: bool, bad: BadRecords | None = None) -> list[Text]:
+def read_texts(
+    path: str, column: str | None, *, answers: bool, setting: str = "column", bad: BadRecords | None = None
+) -> list[Text]:
     """Read the texts of a file.
 
     Args:
@@ -33,6 +37,7 @@ def read_texts(path: str, column: str | None, *, answers: bool, bad: BadRecords 
         column: the column of the texts; None for the last answer or question of a chat, or else the first column with a
             usual name for answers, ``text`` or questions.
         answers: read answers; else questions.
+        setting: the setting that is ``column``, for errors.
         bad: what happens to lines that hold no text or are not valid; by default they are an error.
 
     Raises:
@@ -40,18 +45,22 @@ def read_texts(path: str, column: str | None, *, answers: bool, bad: BadRecords 
     """
     bad, texts = bad or BadRecords(), []
     for line, row in read_rows(path, bad=bad):
-        value = number_as_text(row.get(column) if column is not None else _text_of(row, path, line, answers))
+        try:
+            value = number_as_text(row.get(column) if column is not None else _text_of(row, path, line, answers))
+        except UserError as error:
+            bad.note(error, line)
+            continue
         if isinstance(value, str) and value.strip():
             texts.append(Text(value, path, line))
             continue
         if isinstance(value, str):
-            fault = "the text is empty" if column is None else f"the column '{column}' is empty"
-            fault += "; fill it in, or leave such lines out with `bad_records skip`"
+            problem = "the text is empty" if column is None else f"the column '{column}' is empty"
+            remedies: list[str | Remedy] = ["fill it in", _SKIP]
         else:
             lacks = "has no answer" if answers else "has no question"
-            fault = lacks if column is None else f"has no text in the column '{column}'"
-            fault += f"; name the `column` of the texts, one of {named(row)}"
-        bad.note(UserError(fault, path=path, line=line), line)
+            problem = lacks if column is None else f"has no text in the column '{column}'"
+            remedies = [f"name the `{setting}` of the texts, one of {named(row)}"]
+        bad.note(RowError(problem, *remedies, path=path, line=line), line)
     bad.tell()
     if not texts:
         raise UserError(f"holds no texts{' that are not skipped' if bad.count else ''}; add at least one", path=path)

@@ -18,9 +18,9 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import atomic_write, check_output_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.columns import without_settings
 from stepjepa.data.messages import number_as_text
 from stepjepa.data.records import BadRecords, Record, named, parse_record
+from stepjepa.data.row_error import RowError
 from stepjepa.data.sources import read_rows
 from stepjepa.objectives.embedding import BLOCK, Embedder
 from stepjepa.objectives.inputs import Text, with_answer
@@ -87,7 +87,7 @@ def records_of(path: str, *, open_chats: bool, bad: BadRecords | None = None) ->
         try:
             record = parse_record(with_answer(row) if open_chats else row, path, line)
         except UserError as error:
-            bad.note(UserError(without_settings(str(error), "columns")), line)
+            bad.note(error, line)
         else:
             yield record, row
 
@@ -112,7 +112,7 @@ def embed_file(
         column: the column of the texts; None for records.
         id_column: the column that becomes ``id``.
         overwrite: replace an existing output.
-        bad: collects the lines that can't be embedded, which give no row; None raises an error for the first of them.
+        bad: counts the lines that can't be embedded, which give no row; or raises the error of the first, as None does.
 
     Raises:
         UserError: a line is wrong, or a text empty or too long; the output exists, or has another suffix. No partial
@@ -139,7 +139,10 @@ def embed_file(
                 continue
             values = [value for value, _ in block]
             texts = [value for value in values if isinstance(value, Text)]
-            embeddings = embed_texts(texts) if texts else embedder(values)
+            try:
+                embeddings = embed_texts(texts) if texts else embedder(values)
+            except RowError as error:
+                raise error.for_reader(embedded.bad.settings) from None
             ids = None if id_column is None else [_id(value, row, id_column) for value, row in block]
             writer.write(embeddings, [value.line for value in values], ids)
             embedded.distinct += 0 if texts else len(block)

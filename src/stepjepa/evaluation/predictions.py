@@ -10,7 +10,7 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint, read_jsonl, write_json, write_jsonl
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.records import tell_unused
+from stepjepa.data.records import BadRecords, tell_unused
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.judging import Question, judge
 from stepjepa.evaluation.output import meta_file, summary_file
@@ -24,7 +24,7 @@ _CHUNK = 128  # records scored between two updates of the progress bar; a task m
 
 def score_predictions(settings: ScoreSettings) -> JsonObject:
     """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary."""
-    records = read_records(settings.test_file)
+    records = read_records(settings.test_file, bad=BadRecords())
     selection = Selection(records, **settings.selection)
     tell_unused(selection.records.values(), extra=users_source(selection.task) is None)
     answers, prompts = _read_answers(settings, len(records), selection.records)

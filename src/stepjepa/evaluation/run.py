@@ -61,7 +61,7 @@ class Evaluation:
     def __init__(self, settings: EvaluationSettings) -> None:
         self.settings = settings
         self._check_model()
-        self.bad = BadRecords(settings.bad_records)
+        self.bad = BadRecords(settings.bad_records, settings=("bad_records", "columns"))
         records = read_records(settings.test_file, bad=self.bad, columns=settings.columns)
         self.selection = Selection(records[: settings.max_examples], **settings.selection)
         self.task, self.records = self.selection.task, self.selection.records

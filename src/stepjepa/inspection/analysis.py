@@ -21,7 +21,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import Dtype, JepaConfig
 from stepjepa.config.option import FROM_ONE, FROM_ZERO, check_values, option
-from stepjepa.data.records import Record, tell_unused
+from stepjepa.data.records import BadRecords, Record, tell_unused
 from stepjepa.data.sources import read_records
 from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, Points, draw_projection, save_figure
 from stepjepa.models.names import check_trained
@@ -100,7 +100,7 @@ def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     for path in settings.model_path:
         check_trained(path)
     configs = zip(settings.model_path, choose_configs(settings), strict=True)
-    digest, records = fingerprint(settings.test_file), read_records(settings.test_file)
+    digest, records = fingerprint(settings.test_file), read_records(settings.test_file, bad=BadRecords())
     tell_unused(records)
     sample = {index: records[index] for index in sampled(len(records), settings.max_examples, settings.seed).tolist()}
     models = [_embed_model(path, config, sample, settings) for path, config in configs]

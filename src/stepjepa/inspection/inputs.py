@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def training_records(run: RunConfig) -> list[Record]:
     """Read the records of the training file; print notes on its columns and on what is not used."""
     check_inputs(run)
-    bad = BadRecords(run.bad_records)
+    bad = BadRecords(run.bad_records, settings=("bad_records", "columns"))
     records = read_records(str(run.train_file), bad=bad, columns=run.columns)
     bad.tell()
     if (columns := describe_columns(records[0])) is not None:

@@ -20,6 +20,7 @@ from stepjepa.chat.tokens import Tokens
 from stepjepa.chat.turn_text import Rendered, Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
+from stepjepa.data.row_error import Remedy, RowError
 from stepjepa.objectives.inputs import PLACEHOLDER, Inputs, Text, as_inputs
 from stepjepa.objectives.reading import SideEmbeddings, ViewReader
 from stepjepa.views.layouts import LAYOUTS, message_text
@@ -181,7 +182,7 @@ class ViewTokenizer(RecordTokenizer):
         try:
             return render()
         except UserError as error:
-            raise UserError(str(error), path=each.path, line=each.line) from None
+            raise error.at(each.path, each.line) from None
 
 
 def _located(tokens: Tokens, start: int, end: int) -> View:
@@ -264,8 +265,8 @@ class Embedder:
         config = self.reader.config
         lacking = "reasoning step" if config.mode == "step-jepa" else "pair of a question and an answer"
         limit = f"with text within max_length {config.max_length}, so no {self.side} view to embed"
-        message = f"the record has no {lacking} {limit}; leave it out"
-        raise NoViewError(message, path=record.path, line=record.line)
+        skip = Remedy("bad_records", "pass `bad_records skip`")
+        raise RowError(f"the record has no {lacking} {limit}", "leave it out", skip, path=record.path, line=record.line)
 
     def check(self, value: Text | Record) -> None:
         """Raise ``UserError`` for a text or a record that can't be embedded, without running the model."""
@@ -273,10 +274,6 @@ class Embedder:
             self._check_length(value, *self.tokenizer.texts([value]))
         else:
             self._tokenized([value])
-
-
-class NoViewError(UserError):
-    """A record has no view of the side that is embedded."""
 
 
 def question_alone(record: Record) -> Record:

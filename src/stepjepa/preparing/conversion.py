@@ -90,7 +90,7 @@ def convert_rows(
         except Unusable as reason:
             counts.dropped[str(reason)] += 1
         except UserError as error:
-            located = error if error.line is not None else UserError(str(error), path=path, line=line)
+            located = error if error.line is not None else error.at(path, line)
             (bad or BadRecords()).note(located, line)
         else:
             records_made += records

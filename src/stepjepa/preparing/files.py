@@ -61,7 +61,7 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
         raise UserError("name the source with either `input_file` or `dataset`")
     check_effects(vars(settings), SourceSettings)
     name = settings.dataset or str(existing_file(str(settings.input_file), "raw file"))
-    bad = BadRecords(settings.bad_records)
+    bad = BadRecords(settings.bad_records, settings=("bad_records", "columns"))
     rows = read_rows(name, split=settings.split, subset=settings.subset, bad=bad)
     targets = _check_targets(settings.output_file, settings.test_file, settings.test_size, settings.overwrite, name)
     records, counts = convert_rows(rows, convert, path=name, limit=settings.max_examples, bad=bad)

@@ -90,7 +90,7 @@ def read_data(
 
 def _in_memory(data: Data) -> tuple[Spooled[Record], Source]:
     """Return records that were passed in Python, or those of a file that was named in their place."""
-    records = Spooled(each_of_any(data) if isinstance(data, str | os.PathLike) else as_records(data))
+    records = Spooled(each_of_any(data, bad=BadRecords()) if isinstance(data, str | os.PathLike) else as_records(data))
     if not records:
         raise UserError("the data set holds no records; add at least one")
     return records, Source(records=len(records), sha256=records_fingerprint(records))
@@ -114,7 +114,7 @@ def _read(
     run: RunConfig, source: str, read: Callable[..., Iterator[Record]] = each_record
 ) -> tuple[Spooled[Record], Source]:
     """Read the records of one source into a temporary file, and describe the source."""
-    bad = BadRecords(run.bad_records)
+    bad = BadRecords(run.bad_records, settings=("bad_records", "columns"))
     records = Spooled(read(source, bad=bad, columns=run.columns))
     if is_main_process():
         bad.tell()
