@@ -15,9 +15,9 @@ from made_up_runs import make_run
 from stepjepa.base.errors import UserError
 from stepjepa.base.terminal import visible_lines
 from stepjepa.study.grid import Trial
+from stepjepa.study.run_report import report, report_text
 from stepjepa.study.sweep import sweep
 from stepjepa.study.sweep_folder import SweepFolder
-from stepjepa.study.tables import report, report_text
 
 DAMAGED = ("run.json", "test.summary.json", "test.jsonl")
 """What a comparison reads of a run folder."""

@@ -10,7 +10,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.study.comparison import compare
-from stepjepa.study.tables import report
+from stepjepa.study.run_report import report
 
 LLM = {"mode": "llm-jepa", "lbd": 0.5}
 

@@ -18,9 +18,9 @@ import pytest
 from stepjepa.base.errors import UserError
 from stepjepa.study.grid import Grid, Trial, expand
 from stepjepa.study.local import Local, visible_gpus
+from stepjepa.study.run_report import report, report_text
 from stepjepa.study.sweep import sweep
 from stepjepa.study.sweep_folder import LAUNCHER, SweepFolder
-from stepjepa.study.tables import report, report_text
 
 FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_stepjepa.py")))
 ARMS: dict[str, Any] = {"regular": {"lbd": 0}, "jepa": {"lbd": [1, 2]}}

@@ -10,7 +10,8 @@ from made_up_runs import make_run, retrieve
 from stepjepa.base.errors import UserError
 from stepjepa.study.comparison import compare
 from stepjepa.study.plot import CAPTION, check_picture, draw, picture
-from stepjepa.study.tables import FORMATS, legend, overview, report, report_text, tables
+from stepjepa.study.run_report import report, report_text
+from stepjepa.study.tables import FORMATS, legend, overview, tables
 
 LLM = {"mode": "llm-jepa"}
 RIGHT = {

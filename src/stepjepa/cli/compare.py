@@ -114,7 +114,7 @@ def report(args: argparse.Namespace) -> list[JsonObject] | int:
         write_page(args.runs, args.output_file, **choices)
         return 0
     from stepjepa.study.run_folders import find_run_folders
-    from stepjepa.study.tables import report, report_text
+    from stepjepa.study.run_report import report, report_text
 
     rows = report([each.folder for each in find_run_folders(args.runs)], evaluation=args.evaluation)
     if not args.json:

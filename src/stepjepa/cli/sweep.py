@@ -136,8 +136,8 @@ def _engine(args: argparse.Namespace, folder: SweepFolder) -> Engine:
 
 def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     """Print the table, the failures and the next command; return the exit code."""
+    from stepjepa.study.run_report import report, report_text
     from stepjepa.study.sweep_folder import EVALUATION
-    from stepjepa.study.tables import report, report_text
 
     if trials := outcome.finished:
         table = report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials], EVALUATION)

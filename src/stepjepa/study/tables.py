@@ -1,153 +1,27 @@
-"""Format runs and comparisons as text, Markdown and JSON."""
+"""Format a comparison of arms as text, Markdown and JSON."""
 
 import json
-import os
 import re
-import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import finite
-from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import Arm, ComparedArms
-from stepjepa.study.comparable import check_comparable
-from stepjepa.study.evaluated_run import FIGURES, HITS_AT_1, MEASURES, RETRIEVAL_MEASURES, read_evaluated_run, readouts
-from stepjepa.study.run_folders import run_names
+from stepjepa.study.evaluated_run import FIGURES, MEASURES, RETRIEVAL_MEASURES, readouts
 from stepjepa.study.statistics import PairedT, Spread
-
-WIDTH = 80
-UNKNOWN = "–"
-"""Shown for an unknown or untested value."""
-
-_LONGEST_NAME = 36
-
-# Keys of the protocol in which the runs of one table must be equal.
-_SAME_QUESTIONS = (
-    *("test file (sha256)", "task", "headline", "lenient"),
-    *("max_new_tokens", "temperature", "top_p", "top_k", "num_samples"),
+from stepjepa.study.table import (
+    FIGURE_FORMATS,
+    FIGURE_HEADS,
+    Table,
+    aligned_columns,
+    formatted,
+    interval,
+    numbered_names,
+    wrapped,
 )
 
 _RETRIEVAL_HEADS = ("hits at 1", "hits at 10", "MRR", "nDCG@10")
-
-# Column heads of the figures, and their number formats.
-_HEADS = dict(zip(("LM loss", "matched", "shuffled", "tokens", "seconds", "FLOPs"), FIGURES, strict=True))
-_FORMS = dict(zip(_HEADS, ("{:.3f}", "{:.3f}", "{:.3f}", "{:,.0f}", "{:,.0f}", "{:.3g}"), strict=True))
-
-
-@dataclass(frozen=True)
-class Table:
-    """A title, column heads, and rows with one cell per column; the first cell names the row."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Align columns, in blocks of at most 80 characters; each block repeats the first column."""
-    widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
-    blocks: list[list[int]] = [[]]
-    for place in range(1, len(columns)):
-        if blocks[-1] and widths[0] + sum(2 + widths[column] for column in (*blocks[-1], place)) > WIDTH:
-            blocks.append([])
-        blocks[-1].append(place)
-    lines = (columns, ["-" * width for width in widths], *rows)
-    return "\n\n".join(
-        "\n".join(
-            "  ".join([line[0].ljust(widths[0]), *(line[place].rjust(widths[place]) for place in block)]).rstrip()
-            for line in lines
-        )
-        for block in blocks
-    )
-
-
-def _numbered(names: Sequence[str]) -> tuple[dict[str, str], str]:
-    """Return row names as tables show them, and a legend: long names are replaced by numbers."""
-    if max(map(len, names)) <= _LONGEST_NAME:
-        return {name: name for name in names}, ""
-    numbers = {name: f"({number})" for number, name in enumerate(names, start=1)}
-    return numbers, "\n".join(_wrap(f"{number} {name}", "    ") for name, number in numbers.items()) + "\n\n"
-
-
-def _wrap(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def form(value: float | None, pattern: str) -> str:
-    """Format a number by a format of ``str.format``; None as :data:`UNKNOWN`."""
-    return UNKNOWN if value is None else pattern.format(value)
-
-
-def interval(low: float | None, high: float | None, spec: str = ".1f") -> str:
-    """Format an interval of shares in per cent, with a space before it: `` [9.1, 16.0]``.
-
-    Args:
-        low: share, or None without an interval.
-        high: share.
-        spec: format of each end in per cent.
-    """
-    return "" if low is None or high is None else f" [{100 * low:{spec}}, {100 * high:{spec}}]"
-
-
-def report(
-    folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = (), evaluation: str | None = None
-) -> list[JsonObject]:
-    """Return one row per run folder: column head -> value, with the 95 % interval of the accuracy over examples.
-
-    ``accuracy`` is the mean of the score that ``score`` names first, ``lenient`` of the one in its brackets.
-    ``evaluation`` names the evaluation to read, if a run has several.
-    ``UserError`` if the runs were evaluated on different files or in different ways.
-    """
-    runs = [read_evaluated_run(folder, evaluation) for folder in folders]
-    check_comparable(runs, _SAME_QUESTIONS)
-    rows = []
-    for run, name in zip(runs, names or run_names([run.folder for run in runs]), strict=True):
-        answers = mean_with_interval(run.examples["headline"] or [])
-        row = {
-            "run": name,
-            "mode": run.settings["mode"],
-            # Regular runs have no views.
-            "K": run.settings.get("predictors", 0),
-            "score": f"{run.protocol['headline']} ({run.protocol['lenient']})",
-            "accuracy": run.mean("headline"),
-            "lenient": run.mean("lenient"),
-            "stop rate": run.mean("stopped"),
-            "nearest right": run.mean(HITS_AT_1),
-        }
-        figures = {head: run.figures[figure] for head, figure in _HEADS.items() if head != "FLOPs"}
-        rows.append({**row, **figures, "low": answers["low"], "high": answers["high"]})
-    return rows
-
-
-def report_text(rows: Sequence[JsonObject]) -> str:
-    """Format rows of :func:`report` for a terminal: a sentence on the best run, and tables of 80 columns."""
-    best = max(row["accuracy"] for row in rows)
-    leading = [row for row in rows if row["accuracy"] == best]
-    leader = leading[0]["run"] if len(leading) == 1 else f"{len(leading)} of {len(rows)} runs"
-    ends = interval(leading[0]["low"], leading[0]["high"])
-    headline, _, lenient = rows[0]["score"].rstrip(")").partition(" (")
-    sentence = f"best by {score_words(headline)}: {leader} with {best:.1%}{ends} (95 % interval over examples)"
-    sentence += f"; lenient: {score_words(lenient)}" if lenient and lenient != headline else ""
-    if len(rows) > 1:
-        sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
-    names, legend = _numbered([row["run"] for row in rows])
-    forms = {"lenient": "{:.1%}", "stop rate": "{:.1%}", **_FORMS}
-    del forms["FLOPs"]
-    if any(row["nearest right"] is not None for row in rows):
-        # Asked for by `retrieval`: how often the right answer is the nearest by embeddings.
-        forms = {"nearest right": "{:.1%}", **forms}
-    cells = [
-        (
-            *(names[row["run"]], row["mode"], str(row["K"])),
-            f"{'* ' if leading == [row] else ''}{row['accuracy']:.1%}{interval(row['low'], row['high'])}",
-            *(form(row[name], pattern) for name, pattern in forms.items()),
-        )
-        for row in rows
-    ]
-    return f"{_wrap(sentence)}\n\n{legend}{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
 
 
 def overview(comparison: ComparedArms) -> Table:
@@ -162,8 +36,8 @@ def overview(comparison: ComparedArms) -> Table:
             (
                 arm.name,
                 str(len(arm.runs)),
-                f"{'* ' * (arm is best)}{form(spread and spread.mean, '{:.1%}')}{_deviation(spread)}",
-                form(100 * test.mean if test else None, "{:+.1f}") + ends,
+                f"{'* ' * (arm is best)}{formatted(spread and spread.mean, '{:.1%}')}{_deviation(spread)}",
+                formatted(100 * test.mean if test else None, "{:+.1f}") + ends,
                 _p_text(difference.holm if difference else None),
                 "baseline" if difference is None else ", ".join(difference.equal) or "neither",
             )
@@ -212,11 +86,13 @@ def _arms(comparison: ComparedArms) -> Table:
         for measure in names:
             spread = arm.spread(measure)
             mark = "* " * (measure == "headline" and arm is best)
-            cells.append(f"{mark}{form(spread and spread.mean, '{:.2%}')}{_deviation(spread, ' ± {:.2f}')}")
-        spreads = {head: arm.spread(figure) for head, figure in _HEADS.items()}
-        rows.append([*cells, *(form(value and value.mean, _FORMS[head]) for head, value in spreads.items())])
+            cells.append(f"{mark}{formatted(spread and spread.mean, '{:.2%}')}{_deviation(spread, ' ± {:.2f}')}")
+        spreads = {head: arm.spread(figure) for head, figure in FIGURE_HEADS.items()}
+        rows.append(
+            [*cells, *(formatted(value and value.mean, FIGURE_FORMATS[head]) for head, value in spreads.items())]
+        )
     mark = "; *: the highest" if best else ""
-    return Table(f"Mean ± standard deviation over seeds{mark}", ("arm", "seeds", *names.values(), *_HEADS), rows)
+    return Table(f"Mean ± standard deviation over seeds{mark}", ("arm", "seeds", *names.values(), *FIGURE_HEADS), rows)
 
 
 def _over_seeds(comparison: ComparedArms) -> Table:
@@ -227,7 +103,9 @@ def _over_seeds(comparison: ComparedArms) -> Table:
         cells += [_in_points(difference.measures.get(name)) for name in names]
         test = difference.measures["headline"]
         cells += map(_p_text, (test and test.p_greater, test and test.p_two_sided, difference.holm))
-        rows.append([*cells, *(form(ratio, "× {:.2f}") for ratio in (difference.token_ratio, difference.flops_ratio))])
+        rows.append(
+            [*cells, *(formatted(ratio, "× {:.2f}") for ratio in (difference.token_ratio, difference.flops_ratio))]
+        )
     heads = ("arm", "equal", "pairs", *(f"Δ {name}" for name in names.values()), "p, one-tailed", "p, two-tailed")
     return Table(
         f"Difference to {comparison.baseline.name} over the seeds that both have: points [95 % interval], t-test, "
@@ -245,7 +123,7 @@ def _over_examples(comparison: ComparedArms) -> Table:
         lenient_before = [difference.gained_lenient_before] if has_lenient else []
         counts = [test and test.gained, *lenient_before, test and test.lost]
         p_values = [test and test.p_greater, test and test.p_two_sided, difference.by_example_holm]
-        rows.append((name, *(form(count, "{}") for count in counts), *map(_p_text, p_values)))
+        rows.append((name, *(formatted(count, "{}") for count in counts), *map(_p_text, p_values)))
     lenient_head = (f"of them {comparison.scores['lenient']} before",) if has_lenient else ()
     return Table(
         f"Against {comparison.baseline.name}, paired by example: {comparison.scores['headline']} gained and lost over "
@@ -264,7 +142,7 @@ def retrieval_tables(comparison: ComparedArms) -> list[Table]:
         cells = [arm.name, str(len(arm.runs))]
         for name in RETRIEVAL_MEASURES:
             spread = arm.spread(name)
-            cells.append(form(spread and spread.mean, "{:.2%}") + _deviation(spread, " ± {:.2f}"))
+            cells.append(formatted(spread and spread.mean, "{:.2%}") + _deviation(spread, " ± {:.2f}"))
         difference = comparison.differences.get(arm.name)
         retrieval = difference.retrieval if difference else {}
         rows.append([*cells, *(_in_points(retrieval.get(name)) for name in RETRIEVAL_MEASURES[::2])])
@@ -290,11 +168,11 @@ def _readouts(comparison: ComparedArms) -> str:
 def _in_points(test: PairedT | None) -> str:
     """Format a difference in percentage points with its interval: ``+33.33 [+18.99, +47.68]``."""
     ends = interval(test.low, test.high, "+.2f") if test else ""
-    return form(test and 100 * test.mean, "{:+.2f}") + ends
+    return formatted(test and 100 * test.mean, "{:+.2f}") + ends
 
 
 def _p_text(value: float | None) -> str:
-    return "< 0.0001" if value is not None and value < 0.0001 else form(value, "{:.4f}")
+    return "< 0.0001" if value is not None and value < 0.0001 else formatted(value, "{:.4f}")
 
 
 def _heading(comparison: ComparedArms) -> str:
@@ -311,16 +189,16 @@ def as_text(comparison: ComparedArms, *, details: bool = False) -> str:
 
     ``details`` replaces :func:`overview`, its legend and the table of retrieval by all :func:`tables`.
     """
-    names, arm_legend = _numbered([arm.name for arm in comparison.arms])
-    blocks = [*map(_wrap, comparison.sentences), f"{_wrap(_heading(comparison))}\n\n{arm_legend}".rstrip()]
+    names, arm_legend = numbered_names([arm.name for arm in comparison.arms])
+    blocks = [*map(wrapped, comparison.sentences), f"{wrapped(_heading(comparison))}\n\n{arm_legend}".rstrip()]
     first = overview(comparison)
     for table in tables(comparison) if details else [first, *retrieval_tables(comparison)]:
         rows = [(names[row[0]], *row[1:]) for row in table.rows]
-        title = f"{_wrap(table.title)}\n\n" * (table is not first)
-        blocks.append(f"{title}{_text_table(table.columns, rows)}")
+        title = f"{wrapped(table.title)}\n\n" * (table is not first)
+        blocks.append(f"{title}{aligned_columns(table.columns, rows)}")
     if not details:
-        blocks.append("\n".join(_wrap(line, "  ") for line in legend(comparison)))
-    blocks.append("\n".join(_wrap(f"note: {note}", "  ") for note in comparison.notes))
+        blocks.append("\n".join(wrapped(line, "  ") for line in legend(comparison)))
+    blocks.append("\n".join(wrapped(f"note: {note}", "  ") for note in comparison.notes))
     return "\n\n".join(blocks) + "\n"
 
 

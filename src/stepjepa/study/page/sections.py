@@ -15,7 +15,8 @@ from stepjepa.study.evaluated_run import HITS_AT_1
 from stepjepa.study.page.charts import DASHES, Look, Part, Section, curves
 from stepjepa.study.page.logged_run import Run, by_evaluation, is_number
 from stepjepa.study.plot import CAPTION, picture
-from stepjepa.study.tables import UNKNOWN, Table, form, interval, legend, overview, tables
+from stepjepa.study.table import UNKNOWN, Table, formatted, interval
+from stepjepa.study.tables import legend, overview, tables
 
 
 def comparison_section(compared: Sequence[tuple[str, ComparedArms | None, str]]) -> Section:
@@ -41,7 +42,7 @@ def _beside_answers(comparison: ComparedArms) -> Table:
     hits = [arm.spread(HITS_AT_1) for arm in comparison.arms]
     if not any(hits):
         return table
-    cells = [form(spread and 100 * spread.mean, "{:.1f}%") for spread in hits]
+    cells = [formatted(spread and 100 * spread.mean, "{:.1f}%") for spread in hits]
     # Behind the difference and p, which are those of the answers.
     rows = [[*row[:-1], cell, row[-1]] for row, cell in zip(table.rows, cells, strict=True)]
     return Table(table.title, [*table.columns[:-1], "nearest answer right", table.columns[-1]], rows)
