@@ -18,7 +18,7 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
-from stepjepa.models import encode as encode_module
+from stepjepa.models import ema
 from stepjepa.models.architecture import (
     PredictorHead,
     attach_heads,
@@ -30,7 +30,8 @@ from stepjepa.models.architecture import (
     without_heads,
 )
 from stepjepa.models.attention import enable_trees
-from stepjepa.models.encode import EmaEncoder, encode
+from stepjepa.models.ema import EmaEncoder
+from stepjepa.models.encode import encode
 from stepjepa.models.encoded import Encoded, pool_readouts
 from stepjepa.models.loading import add_lora
 from stepjepa.objectives.alignment import Alignment
@@ -366,7 +367,7 @@ def test_heads_are_saved_and_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_averages_in_groups_are_those_one_by_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of several weights, of one, and one weight that is larger than a group."""
-    monkeypatch.setattr(encode_module, "UPDATED_TOGETHER", 40)
+    monkeypatch.setattr(ema, "UPDATED_TOGETHER", 40)
     generator = torch.Generator().manual_seed(1)
     model = torch.nn.ModuleList([torch.nn.Linear(wide, 3) for wide in (5, 17, 1, 2, 11)]).to(dtype)
     model[2].weight.requires_grad_(False)

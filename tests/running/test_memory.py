@@ -15,7 +15,7 @@ from transformers import Trainer, TrainingArguments
 import tiny
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models.architecture import PredictorHead, attach_heads, without_heads
-from stepjepa.models.encode import EMA_FILE, EmaEncoder
+from stepjepa.models.ema import EMA_FILE, EmaEncoder
 from stepjepa.models.loading import add_lora
 from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, kept_bytes
 

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 import tiny
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.encode import EMA_FILE
+from stepjepa.models.ema import EMA_FILE
 from stepjepa.store.record import read_record
 from stepjepa.training.trainer import JepaTrainer
 

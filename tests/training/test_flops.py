@@ -20,7 +20,7 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models.architecture import attach_heads, without_heads
 from stepjepa.models.attention import enable_trees
-from stepjepa.models.encode import EmaEncoder
+from stepjepa.models.ema import EmaEncoder
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import add_lora
 from stepjepa.objectives.alignment import Alignment

@@ -23,7 +23,6 @@ MOVED = {
     "experiments.comparison": "study.comparison",
     "experiments.evaluated_run": "study.evaluated_run",
     "experiments.statistics": "study.statistics",
-    "models.ema": "models.encode",
     "models.flex": "models.attention",
     "models.setup": "objectives.setup",
     "objectives.lm": "objectives.text",

@@ -1,19 +1,13 @@
-"""One forward pass of a micro-batch, with the terms of the objective evaluated inside it.
-
-Target embeddings may be encoded with an exponential moving average of the trained weights (as in BYOL and I-JEPA).
-"""
+"""One forward pass of a micro-batch, with the terms of the objective evaluated inside it."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import TrainerCallback
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.micro_batch import Batch
@@ -23,13 +17,8 @@ from stepjepa.models.encoded import Encoded
 from stepjepa.models.lm_head import LMHead, with_states
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
+    from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
-
-EMA_FILE = "ema.safetensors"
-
-# Most values of weights that are averaged in one launch.
-UPDATED_TOGETHER = 2**26
 
 
 def encode(
@@ -43,9 +32,9 @@ def encode(
 ) -> dict[str, Tensor]:
     """Run a micro-batch in one or several passes, and evaluate a function of its hidden states inside the last pass.
 
-    A hook captures the decoder's output. Another hook, on the LM head, calls ``evaluate`` and then gives the head an
-    empty input. So all parameters are used inside the wrapped forward (which DDP and FSDP rely on), sharded weights are
-    gathered when they are used, and only the logits that ``evaluate`` computes exist.
+    Because ``evaluate`` runs inside the wrapped forward (see :class:`_Hooks`), all parameters are used there, which
+    DDP and FSDP rely on, sharded weights are gathered when they are used, and only the logits that ``evaluate``
+    computes exist.
 
     Args:
         model: possibly wrapped (PEFT, DDP, FSDP); prepared by ``attention.enable_trees`` if the batch is of trees.
@@ -55,66 +44,108 @@ def encode(
         layers: further layers whose hidden states ``evaluate`` reads.
         router_logits: also capture the logits of the routers of a mixture of experts.
 
+    Returns:
+        What ``evaluate`` returned.
+
     Raises:
         ValueError: the model lacks one of the layers, does not call its LM head exactly once in a pass, or returns no
             router logits that can be trained.
     """
-    passes = batch.passes
-    captured: list[dict[int, Tensor]] = []  # hidden states of each pass
-    routed: list[tuple[Tensor, ...]] = []
-    results: list[dict[str, Tensor]] = []
-    used = sorted({-1, layer, *layers})
-    head = LMHead(model)
+    hooks = _Hooks(model, batch, evaluate, layer, sorted({-1, layer, *layers}), router_logits=router_logits)
+    with hooks.registered():
+        for each in batch.passes:
+            with tree_mask(each.trees):
+                model(**decoder_inputs(each, hooks.layers))
+    if len(hooks.results) != 1:
+        name = type(model).__name__
+        raise ValueError(f"expected {name} to call its LM head once in a pass, got {len(hooks.results)} calls")
+    return hooks.results[0]
 
-    def request_router_logits(
-        _decoder: nn.Module, args: tuple[object, ...], kwargs: JsonObject
-    ) -> tuple[tuple[object, ...], JsonObject]:
-        # Asked of the decoder alone: the model would add its own router loss, over views and padding, too.
-        return args, kwargs | {"output_router_logits": True}
+
+class _Hooks:
+    """The hooks on a model that evaluate a function inside the forward pass of a micro-batch.
+
+    In each pass, :meth:`capture` keeps the decoder's hidden states. In the last one, :meth:`before_head` calls
+    ``evaluate`` on those of all passes. The LM head then gets an empty input, so that it computes no logits.
+
+    Attributes:
+        layers: the layers whose hidden states are captured.
+        results: what ``evaluate`` returned, once for each call of the LM head in the last pass.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        evaluate: Callable[[Encoded], dict[str, Tensor]],
+        layer: int,
+        layers: Sequence[int],
+        *,
+        router_logits: bool,
+    ) -> None:
+        self.model, self.batch, self.evaluate = model, batch, evaluate
+        self.layer, self.layers, self.router_logits = layer, layers, router_logits
+        self.head = LMHead(model)
+        self.states: list[dict[int, Tensor]] = []  # of each pass
+        self.routed: list[tuple[Tensor, ...]] = []  # router logits of each pass
+        self.results: list[dict[str, Tensor]] = []
+
+    @contextmanager
+    def registered(self) -> Iterator[None]:
+        """Register the hooks inside the block."""
+        # In a compiled model the first two run uncompiled: what they change lies outside of it.
+        decoder = find_decoder(self.model)
+        handles = [
+            decoder.register_forward_hook(torch.compiler.disable(self.capture)),
+            self.head.module.register_forward_pre_hook(torch.compiler.disable(self.before_head)),
+            causal_model(self.model).register_forward_hook(self.expose_results),
+        ]
+        if self.router_logits:
+            handles.append(decoder.register_forward_pre_hook(_request_router_logits, with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def capture(
-        decoder: PreTrainedModel, _args: tuple[object, ...], output: ModelOutput | tuple[Tensor, ...]
+        self, decoder: PreTrainedModel, _args: tuple[object, ...], output: ModelOutput | tuple[Tensor, ...]
     ) -> ModelOutput | tuple[Tensor, ...]:
-        captured.append({each: flat_states(output, each) for each in used})
-        if router_logits:
-            routed.append(flat_router_logits(output, checkpointed=decoder.is_gradient_checkpointing))
+        """Keep the hidden states and router logits of the decoder's output, and return an output of one token."""
+        self.states.append({each: flat_states(output, each) for each in self.layers})
+        if self.router_logits:
+            self.routed.append(flat_router_logits(output, checkpointed=decoder.is_gradient_checkpointing))
         return with_states(output, output[0][:1, :1])
 
-    def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if len(captured) == len(passes):
-            # Flat positions continue from pass to pass.
-            joined = {each: torch.cat([states[each] for states in captured]) for each in used if len(captured) > 1}
-            heads = find_heads(model) or nn.ModuleDict()
-            routers = tuple(torch.cat(each) for each in zip(*routed, strict=True))
-            results.append(evaluate(Encoded(joined or captured[0], batch, layer, head, heads, routers)))
+    def before_head(self, _module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Evaluate the function in the last pass; return an empty input of the LM head."""
+        if len(self.states) == len(self.batch.passes):
+            self.results.append(self.evaluate(self.encoded()))
         return (args[0][:, :0],)
 
-    def expose_results(_model: nn.Module, _args: tuple[object, ...], output: ModelOutput) -> ModelOutput:
+    def encoded(self) -> Encoded:
+        """Return the hidden states of all passes; flat positions continue from pass to pass."""
+        states = self.states[0]
+        if len(self.states) > 1:
+            states = {each: torch.cat([one_pass[each] for one_pass in self.states]) for each in self.layers}
+        routers = tuple(torch.cat(each) for each in zip(*self.routed, strict=True))
+        heads = find_heads(self.model) or nn.ModuleDict()
+        return Encoded(states, self.batch, self.layer, self.head, heads, routers)
+
+    def expose_results(self, _model: nn.Module, _args: tuple[object, ...], output: ModelOutput) -> ModelOutput:
+        """Add the results to the model's output."""
         # DDP finds parameters without a gradient by following the output's graph, so the results must be part of the
         # output. DDP rebuilds the output from its fields, so they must be under a field that its class has.
-        if results:
-            output["hidden_states"] = tuple(results[-1].values())
+        if self.results:
+            output["hidden_states"] = tuple(self.results[-1].values())
         return output
 
-    # In a compiled model these two run as they are: what they change lies outside of it.
-    handles = [
-        find_decoder(model).register_forward_hook(torch.compiler.disable(capture)),
-        head.module.register_forward_pre_hook(torch.compiler.disable(before_head)),
-        causal_model(model).register_forward_hook(expose_results),
-    ]
-    if router_logits:
-        handles.append(find_decoder(model).register_forward_pre_hook(request_router_logits, with_kwargs=True))
-    try:
-        for each in passes:
-            with tree_mask(each.trees):
-                model(**decoder_inputs(each, used))
-    finally:
-        for handle in handles:
-            handle.remove()
-    if len(results) != 1:
-        name = type(model).__name__
-        raise ValueError(f"expected {name} to call its LM head once in a pass, got {len(results)} calls")
-    return results[0]
+
+def _request_router_logits(
+    _decoder: nn.Module, args: tuple[object, ...], kwargs: JsonObject
+) -> tuple[tuple[object, ...], JsonObject]:
+    """Ask the decoder alone for router logits: the model would add its own router loss, over views and padding, too."""
+    return args, kwargs | {"output_router_logits": True}
 
 
 def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Tensor | bool]:
@@ -158,76 +189,3 @@ def check_layer(last: int, layer: int, setting: str = "jepa_layer") -> None:
     """Raise ValueError if ``layer`` is out of range for a model of ``last`` layers; the message names ``setting``."""
     if not -last - 1 <= layer <= last:
         raise ValueError(f"{setting}: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
-
-
-def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
-    """Cut names into lists of at most ``most`` values in all; a larger one gets a list of its own."""
-    names: list[str] = []
-    total = 0
-    for name, size in sizes.items():
-        if names and total + size > most:
-            yield names
-            names, total = [], 0
-        names.append(name)
-        total += size
-    if names:
-        yield names
-
-
-class EmaEncoder(TrainerCallback):
-    """A copy of a model whose weights are an exponential moving average of the model's, updated after every step.
-
-    Frozen weights, such as those below an adapter, are shared with the model and take no memory. The model must not be
-    wrapped by DDP, nor have heads of terms yet. ``decay`` is the weight of the previous average in every update.
-    """
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay, self._trained = decay, model
-        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        shared = {id(p): p for name, p in model.named_parameters() if name not in trained}
-        self._model = copy.deepcopy(model, dict(shared)).eval()
-        self._weights = {name: p.requires_grad_(False) for name, p in self._model.named_parameters() if name in trained}
-        # In half precision most of an update would be rounded away, so the average is kept in float32.
-        self._average = {name: p.detach().float() for name, p in self._weights.items()}
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        self.update(self._trained)
-
-    @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """Set ``average = decay * average + (1 - decay) * weight``; call it after an optimizer step."""
-        trained = {name: parameter.detach() for name, parameter in model.named_parameters() if name in self._average}
-        # A GPU updates many weights in one launch; few enough that the copies of 16-bit weights take little memory.
-        for names in _groups({name: each.numel() for name, each in trained.items()}, UPDATED_TOGETHER):
-            averages = [self._average[name] for name in names]
-            torch._foreach_lerp_(averages, [trained[name].float() for name in names], 1 - self.decay)
-            torch._foreach_copy_([self._weights[name] for name in names], averages)
-
-    @torch.no_grad()
-    def states(self, batch: Batch, layer: int = -1) -> Tensor:
-        """Return hidden states ``[R * T, D]`` of a pass of the decoder with the averaged weights, without gradients."""
-        decoder, states = find_decoder(self._model), []
-        for each in batch.passes:
-            with tree_mask(each.trees):
-                states.append(flat_states(decoder(**decoder_inputs(each, [layer])), layer))
-        return torch.cat(states)
-
-    def save(self, folder: str | Path) -> None:
-        """Write the averaged weights into a checkpoint folder."""
-        state = {name: value.cpu().contiguous().clone() for name, value in self._average.items()}
-        save_file(state, Path(folder) / EMA_FILE)
-
-    @torch.no_grad()
-    def load(self, folder: str | Path) -> None:
-        """Read the averaged weights from a checkpoint folder; ValueError if it has none, or those of another model."""
-        path = Path(folder) / EMA_FILE
-        if not path.is_file():
-            raise ValueError(f"expected {EMA_FILE} in {folder}; the checkpoint was made without `target_grad ema`")
-        state = load_file(path)
-        if state.keys() != self._average.keys():
-            raise ValueError(f"expected the averages of {len(self._average)} weights in {path}, got {len(state)}")
-        for name, value in state.items():
-            self._average[name].copy_(value)
-            self._weights[name].copy_(value)

@@ -53,7 +53,7 @@ class OpenLogLine(SavedWithCheckpoint, Protocol):
 
 
 class AveragedWeights(SavedWithCheckpoint, Protocol):
-    """The part of ``models.encode.EmaEncoder`` that checkpoints use."""
+    """The part of ``models.ema.EmaEncoder`` that checkpoints use."""
 
     def load(self, folder: str | Path) -> None: ...
 

@@ -22,7 +22,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import GroupBy
 from stepjepa.data.records import Data, Views
 from stepjepa.models.architecture import without_heads
-from stepjepa.models.encode import EmaEncoder
+from stepjepa.models.ema import EmaEncoder
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
