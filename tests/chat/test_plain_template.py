@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import tiny
+from stepjepa.base.errors import UserError
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.plain_template import PlainTemplate
@@ -117,3 +118,31 @@ def test_steps_of_the_answer(plain: Any) -> None:
     before = ids_of(plain, "And 1+1 then?", PERCEPTION, "It is two\n\n")
     assert result["source"].ids.tolist() == before + ids_of(plain, "<|predictor_1|>")
     assert result["target"].ids.tolist() == ids_of(plain, "2.")
+
+
+CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "cod"}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({1: {"reasoning_content": "Because."}}, "without reasoning_content"),
+        ({1: {"content": "", "tool_calls": [CALL]}}, "without tool_calls"),
+        ({0: {"role": "tool"}}, "without a message of role tool in front of the answer"),
+    ],
+)
+def test_what_the_format_does_not_write_is_refused(plain: Any, changes: dict[int, Any], fault: str) -> None:
+    """An answer that is a call was trained as an empty text."""
+    messages = [*LONGER[:3], *({**message, **changes.get(number, {})} for number, message in enumerate(LONGER[3:]))]
+    with pytest.raises(UserError, match=rf"the plain format writes a question and an answer alone, {fault}; remove it"):
+        RecordTokenizer(plain, JepaConfig(mode="regular", plain=True)).tokenize([Record(tuple(messages))])
+
+
+def test_messages_that_the_format_leaves_out_are_named(plain: Any) -> None:
+    made = RecordTokenizer(plain, JepaConfig(mode="regular", plain=True))
+    made.tokenize([Record(tuple(CHAT[1:]))])
+    assert "not used" not in made.describe()
+    made.tokenize([Record(tuple(LONGER))])
+    roles = ["system", "user", "assistant"]
+    unused = [f"messages[].content of role {role}; the plain format has the last question alone" for role in roles]
+    assert made.describe()["not used"] == "; ".join(unused)

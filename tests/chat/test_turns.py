@@ -289,3 +289,20 @@ def test_a_developer_is_a_system_where_the_template_lacks_the_role(template: Any
     assert parts(template("Llama-2"), messages)[0][0] == "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nq [/INST]"
     known = FORMS["ChatML"].template + "{# developer #}"
     assert parts(template("ChatML", known), messages)[0][0].startswith("<|im_start|>developer\nS")
+    # As in Cohere's templates, which spell the word and leave out a message of that role.
+    unread = (
+        "{% for message in messages if message['role'] in ('system', 'user', 'assistant') %}"
+        "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}{# the developer's #}"
+    )
+    assert parts(template("ChatML", unread), messages) == [(f"<|im_start|>system\nS<|im_end|>\n{ASK}", "a<|im_end|>")]
+
+
+def test_two_thoughts_of_one_message_are_not_made_one(template: Any) -> None:
+    """Where the prompt opens the thought, only one of them would be trained."""
+    made, messages = template("DeepSeek-R1"), chat("q", "<think>one</think>a")
+    messages[-1]["reasoning_content"] = "one"
+    assert parts(made, messages)[0][1].startswith("one")
+    messages[-1]["reasoning_content"] = "two"
+    with pytest.raises(UserError, match=r"'reasoning_content' and the thought in 'content' differ"):
+        made.turns(messages)

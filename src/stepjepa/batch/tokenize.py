@@ -18,9 +18,10 @@ from stepjepa.base.spool import BLOCK
 from stepjepa.batch.view_text import PairText, ViewText, step_views
 from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.special_tokens import predictor_ids, predictor_token
-from stepjepa.chat.template import NOT_USED, ChatTemplate, parts_without_use
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, overlap
 from stepjepa.chat.turn_text import Rendered, Turn
+from stepjepa.chat.unused import NOT_USED, contents_without_use, parts_without_use
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.views.layouts import LAYOUTS, message_text
@@ -142,10 +143,12 @@ class RecordTokenizer:
     def turns(self, record: Record) -> list[Turn]:
         """Return the texts that a record trains: its turns, or for the published labels the whole chat as one."""
         chat, template = record.chat, self.template
-        if record.tools or record.chat_template_kwargs:
-            self._without_use.update(dict.fromkeys(parts_without_use(template, *chat[1:])))
+        self._without_use.update(dict.fromkeys(parts_without_use(template, *chat)))
         if self.config.labels == "assistant" and (isinstance(template, ChatTemplate) or template.answers):
-            return template.turns(*chat)
+            turns = template.turns(*chat)
+            unused = contents_without_use(record.messages, turns, plain=self.config.plain)
+            self._without_use.update(dict.fromkeys(unused))
+            return turns
         whole = template.render(*chat)
         plain_spans = tuple(span for span in whole.spans if span[0] < span[1])
         return [Turn(len(record.messages) - 1, whole.text, 0, whole.spans, (0, 0), plain_spans, "")]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError
-from stepjepa.chat.marks import Message, Span
+from stepjepa.chat.marks import REASONING_KEYS, Message, Span
 from stepjepa.chat.special_tokens import END_OF_TURN, PERCEPTION
 from stepjepa.chat.tokens import check_fast
 from stepjepa.chat.turn_text import Rendered, Tools, Turn, Variables
@@ -30,7 +30,7 @@ class PlainTemplate:
             fault = f"`plain` is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"
             raise UserError(f"{fault}; leave `plain` out")
         self.answers = answers
-        self.writes_tools, self.variables = False, frozenset[str]()
+        self.writes_tools, self.writes_calls, self.variables = False, False, frozenset[str]()
         self.closer = ""
         self.stop_tokens = [END_OF_TURN]
         self.stop_ids = [int(vocabulary[END_OF_TURN])]
@@ -47,7 +47,11 @@ class PlainTemplate:
         return ((len(self.begin), len(self.begin) + len(messages[-1]["content"])),)
 
     def turns(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> list[Turn]:
-        """Return the last question and its answer as the only turn; special tokens in both are plain text."""
+        """Return the last question and its answer as the only turn; special tokens in both are plain text.
+
+        UserError if these are not all that the turn has: the format writes no thoughts, calls or results of tools.
+        """
+        _check_turn(*messages[-2:])
         index, answer = len(messages) - 1, messages[-1]["content"]
         prompt = self.prompt(messages[:-1])
         (question,), own = self.prompt_own(messages[:-1]), (len(prompt), len(prompt) + len(answer))
@@ -82,3 +86,13 @@ class PlainTemplate:
             "end of turn": repr(END_OF_TURN),
             "begin of text": repr(self.begin) if self.begin else "none",
         }
+
+
+def _check_turn(question: Message, answer: Message) -> None:
+    """Raise ``UserError`` for a turn that is not a text behind a question."""
+    parts = [each for each in (*REASONING_KEYS, "tool_calls") if answer.get(each)]
+    if question["role"] != "user":
+        parts.insert(0, f"a message of role {question['role']} in front of the answer")
+    if parts:
+        fault = f"the plain format writes a question and an answer alone, without {parts[0]}"
+        raise UserError(f"{fault}; remove it, or train with a chat template")

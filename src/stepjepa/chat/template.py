@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from transformers import PreTrainedTokenizerBase
 
-    from stepjepa.chat.plain_template import PlainTemplate
-
 # Private-use characters: no template writes them and no ordinary text holds them.
 _ASKED, _ANSWER, _THOUGHT, _OTHER = "\ue000q\ue001", "\ue000a\ue001", "\ue000t\ue001", "\ue000o\ue001"
 _NAME = "name_of_a_function"
@@ -40,9 +38,6 @@ _TOOL: JsonObject = {
     "type": "function",
     "function": {"name": _NAME, "description": "about", "parameters": {"type": "object", "properties": {}}},
 }
-
-NOT_USED = "not used"
-"""The name of the line of a description that lists unused parts of records."""
 
 
 class ChatTemplate:
@@ -66,12 +61,14 @@ class ChatTemplate:
         self.variables = sources.variables_of(self._compiled.environment, original)  # that a caller may set
         self._use(self._fixed(original))
         self.arguments_as_text = False
-        self.has_developer_role = "developer" in original
         self.has_system_role = _OTHER in (
             self._try([_message("system", _OTHER), _message("user", _ASKED)], prompt=True) or ""
         )
         if not self.has_system_role:
             self._use(self._fixed(original))
+        # Cohere's templates have the word in a sentence, and leave out a message of that role.
+        developer = [_message("developer", _OTHER), _message("user", _ASKED)]
+        self.has_developer_role = "developer" in original and _OTHER in (self._try(developer, prompt=True) or "")
         question, answer = _message("user", _ASKED), _message("assistant", _ANSWER)
         pair = self._apply([question, answer])
         if not -1 < pair.find(_ASKED) < pair.find(_ANSWER):
@@ -364,21 +361,6 @@ class ChatTemplate:
         if stop == self._tokenizer.eos_token and stop not in self._followers.values():
             text = text[: max(own_end, len(text.rstrip()))]
         return text + stop, stop
-
-
-def parts_without_use(template: ChatTemplate | PlainTemplate, tools: Tools, variables: Variables) -> list[str]:
-    """Return the parts of a record that a template does not read, each with the reason.
-
-    Args:
-        template: by which the record is rendered.
-        tools: of the record.
-        variables: its ``chat_template_kwargs``.
-    """
-    unread = [name for name in variables or () if name not in template.variables]
-    return [
-        *(["tools; the template writes none"] if tools and not template.writes_tools else []),
-        *(f"chat_template_kwargs.{name}; the template does not read it" for name in unread),
-    ]
 
 
 def _message(role: str, content: str) -> JsonObject:

@@ -148,7 +148,10 @@ def _rewritten(template: Rules, message: Message, both: _Both, own_places: Seque
 def _opened(template: Rules, message: Message, both: _Both, own_places: Sequence[Place], tag: Tag) -> _Answer:
     """Return the answer behind an open thought that the template leaves out once the answer is there."""
     prompt, full = both.prompt, both.full
-    thought = next((part.text for part, _ in own_places if part.kind == "thought"), "")
+    thoughts = [part.text for part, _ in own_places if part.kind == "thought"]
+    if len(set(thoughts)) > 1:  # one of them would be lost
+        raise UserError("'reasoning_content' and the thought in 'content' differ, and the prompt opens one; keep one")
+    thought = thoughts[0] if thoughts else ""
     start = next((span[0] for part, span in own_places if part.kind == "content" and span is not None), None)
     # The closing tag of an empty thought that the chat has instead of the prompt's open one, or that tag alone.
     has_tag = full.startswith(prompt[: tag.start]) and full.startswith((tag.text, tag.closing), tag.start)

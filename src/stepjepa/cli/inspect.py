@@ -8,7 +8,7 @@ from stepjepa.base.errors import one_line, visible
 from stepjepa.base.files import check_output_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, spelled
-from stepjepa.chat.template import NOT_USED
+from stepjepa.chat.unused import NOT_USED
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import RECORDS_MODEL_OBJECTIVE, JsonFlags, add_records_model_objective, run_config
 from stepjepa.cli.parser import Parser, from_args

@@ -12,8 +12,9 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import content_part
 from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.served import difference, served_prompt
-from stepjepa.chat.template import ChatTemplate, parts_without_use
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer
+from stepjepa.chat.unused import parts_without_use
 from stepjepa.data.records import Record
 from stepjepa.models.sampling import Span
 from stepjepa.tasks.answers import composed
@@ -112,7 +113,7 @@ def notes_on_prompts(
         tokenizer: as plain transformers loads it from the folder.
         template: by which the examples were made.
     """
-    unread = (parts_without_use(template, *record.chat[1:]) for record in records.values())
+    unread = (parts_without_use(template, *record.chat) for record in records.values())
     notes = [f"not used: {each}" for each in dict.fromkeys(chain.from_iterable(unread))]
     first = sorted(examples, key=lambda example: example.index)[:_COMPARED]
     notes += _notes_on_spelling(first, records, tokenizer)

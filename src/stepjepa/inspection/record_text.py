@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepjepa.base.errors import visible
 from stepjepa.base.terminal import PALETTE
-from stepjepa.chat.template import NOT_USED
+from stepjepa.chat.unused import NOT_USED
 from stepjepa.inspection.record import BranchInfo, Inspection, TokenInfo
 
 COLOURS = {"shared": PALETTE[3], "main": PALETTE[0], "source": PALETTE[4], "target": PALETTE[2]}

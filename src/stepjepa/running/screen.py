@@ -17,7 +17,7 @@ from stepjepa.batch.collate import Encoding
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.tokenize import WITHOUT_PAIR
 from stepjepa.batch.trained_text import trained_text
-from stepjepa.chat.template import NOT_USED
+from stepjepa.chat.unused import NOT_USED
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import RunConfig
 from stepjepa.models.architecture import base_model, hidden_size

@@ -1,0 +1,65 @@
+"""Parts of a chat that a template leaves out of the prompts are named."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+import served_forms
+from served_forms import Message, chat, with_call
+from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.records import parse_record
+
+# As Phi-3's template: a role that it does not name is left out.
+FOUR_ROLES = (
+    "{% for message in messages %}{% if message['role'] in ('system', 'user', 'assistant') %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+OBSERVED = [*chat("q", "look_up(cod)"), {"role": "tool", "content": "a fish"}, {"role": "assistant", "content": "A."}]
+UNTRAINED_CALL = with_call("q", "cod", "a fish", "A.")
+UNTRAINED_CALL[1]["weight"] = 0
+
+RESULT = "messages[].content of role tool; the template leaves it out or rewrites it"
+CALLS = "messages[].tool_calls; the template writes none"
+
+
+@pytest.fixture
+def tokenizer(plain_tokenizer: Any) -> Any:
+    return served_forms.with_all_markers(plain_tokenizer)
+
+
+def unused(tokenizer: Any, messages: list[Message], source: str | None = None, form: str = "ChatML") -> str | None:
+    made = served_forms.in_form(tokenizer, form)
+    made.chat_template = source or made.chat_template
+    records = RecordTokenizer(made, JepaConfig(mode="regular"))
+    for _ in range(3):  # the first by marks, the others by the form of the chat
+        records.tokenize([parse_record({"messages": copy.deepcopy(messages)})])
+    return records.describe().get("not used")
+
+
+def test_a_message_that_is_in_no_prompt(tokenizer: Any) -> None:
+    assert unused(tokenizer, OBSERVED, FOUR_ROLES) == RESULT
+    assert unused(tokenizer, OBSERVED) is None
+    # Its text is written as JSON.
+    as_json = FOUR_ROLES.replace(
+        "{% endif %}{% endfor %}", "{% else %}{{ message.content | tojson }}{% endif %}{% endfor %}"
+    )
+    odd = [*OBSERVED[:2], {"role": "tool", "content": 'a "fish"'}, OBSERVED[3]]
+    assert unused(tokenizer, odd, as_json) is None
+
+
+def test_calls_that_are_not_trained(tokenizer: Any) -> None:
+    assert unused(tokenizer, UNTRAINED_CALL) == CALLS
+    assert unused(tokenizer, UNTRAINED_CALL, FOUR_ROLES) == f"{CALLS}; {RESULT}"
+    assert unused(tokenizer, UNTRAINED_CALL, form="Qwen3") is None
+
+
+def test_thoughts_of_earlier_turns_are_left_out_by_design(tokenizer: Any) -> None:
+    thoughts = served_forms.with_thoughts("2+3?", "Two and three.", "5", "And 1?", "Five and one.", "6")
+    assert unused(tokenizer, thoughts, form="Qwen3") is None
+    in_content = chat("q", "<think>t</think>a", "r", "b")
+    assert unused(tokenizer, in_content, form="DeepSeek-R1") is None
