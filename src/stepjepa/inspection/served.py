@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from stepjepa.base.errors import UserError, shown
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.marks import REASONING_KEYS, Message
+from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.served import difference, served_prompt, trained_turns
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.thought import thought_in
@@ -88,50 +89,84 @@ def check_served(
         return f"labels '{config.labels}' were asked for, so no turn stands behind a prompt"
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     stops = _stop_ids(folder)
-    if missing := [
-        token for token, index in zip(template.stop_tokens, template.stop_ids, strict=True) if index not in stops
-    ]:
-        raise ValueError(f"generation_config.json lacks {shown(missing[0])}, which ends a turn: generation would go on")
+    _check_stop_tokens(template, stops)
     if not isinstance(template, ChatTemplate):
         return f"no chat format, so no server has a prompt; generation stops at {_named(template.stop_tokens)}"
+    comparison = _Comparison(tokenizer, template, config.max_length, stops)
     by_line = {record.line: record for record in tokenized}
-    compared, unknown, untrained = 0, 0, Counter[str]()
     for record in records:
-        if record.line not in by_line:
-            continue
-        where = f"line {record.line}, message"
-        turns = list(shown_turns(by_line[record.line], config.max_length))
+        if record.line in by_line:
+            comparison.check(record, by_line[record.line])
+            comparison.untrained.update(turn.untrained for turn in record_tokenizer.turns(record) if turn.untrained)
+    return comparison.describe()
+
+
+class _Comparison:
+    """Compares trained turns with what a server sends and generates, and counts them.
+
+    Args:
+        tokenizer: of the saved folder.
+        template: of training.
+        max_length: the longest record of training, in tokens.
+        stops: the tokens at which generation stops.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, max_length: int, stops: set[int]
+    ) -> None:
+        self.tokenizer, self.template, self.max_length, self.stops = tokenizer, template, max_length, stops
+        self.turns = 0
+        self.unspelled = 0  # answers with characters that the tokenizer does not know
+        self.untrained = Counter[str]()  # texts behind an answer that are neither prompt nor trained
+
+    def check(self, record: Record, tokenized: TokenizedRecord) -> None:
+        """Raise ValueError if a turn of the record differs."""
+        turns = list(shown_turns(tokenized, self.max_length))
         expected = [
             (index, prompt)
-            for index, prompt in _served(tokenizer, template, record)
+            for index, prompt in _served(self.tokenizer, self.template, record)
             # Truncation leaves no answer behind a longer prompt.
-            if len(prompt) < config.max_length
+            if len(prompt) < self.max_length
         ]
         if len(turns) != len(expected):
             raise ValueError(
                 f"line {record.line}: {len(turns)} turns are trained, its messages ask for {len(expected)}"
             )
         for (index, prompt), turn in zip(expected, turns, strict=True):
-            if (fault := difference(tokenizer, prompt, turn.prompt.tolist())) is not None:
-                raise ValueError(f"{where} {index + 1}: {fault}")
-            compared += 1
-            if turn.is_cut:
-                continue
-            if int(turn.answer[-1]) not in stops:
-                last = shown(decoded(tokenizer, turn.answer[-1:]))
-                raise ValueError(f"{where} {index + 1}: it is trained up to {last}, at which generation does not stop")
-            unknown += not _check_texts(tokenizer, record.messages[index], turn, f"{where} {index + 1}")
-        untrained.update(turn.untrained for turn in record_tokenizer.turns(record) if turn.untrained)
-    if not compared:
-        raise ValueError("no turn is left to compare: max_length cuts every record in its prompt; raise it")
-    line = f"{compared} turns: their prompts are those of plain apply_chat_template, and generation stops at "
-    rendered = ", ".join(f"{shown(text)} ({count} time{'s' * (count > 1)})" for text, count in untrained.most_common(3))
-    return (
-        line
-        + _named(template.stop_tokens)
-        + (f"; behind them the template writes {rendered}, neither prompt nor trained" if rendered else "")
-        + (f"; answers with characters that the tokenizer does not know: {unknown}" if unknown else "")
-    )
+            where = f"line {record.line}, message {index + 1}"
+            if (fault := difference(self.tokenizer, prompt, turn.prompt.tolist())) is not None:
+                raise ValueError(f"{where}: {fault}")
+            self.turns += 1
+            if not turn.is_cut:
+                self._check_answer(record.messages[index], turn, where)
+
+    def _check_answer(self, message: Message, turn: ShownTurn, where: str) -> None:
+        """Raise ValueError if the trained tokens do not end with a stop token, or lack a text of the message."""
+        if int(turn.answer[-1]) not in self.stops:
+            last = shown(decoded(self.tokenizer, turn.answer[-1:]))
+            raise ValueError(f"{where}: it is trained up to {last}, at which generation does not stop")
+        self.unspelled += not _check_texts(self.tokenizer, message, turn, where)
+
+    def describe(self) -> str:
+        """Return the result in one line; ValueError if no turn was compared."""
+        if not self.turns:
+            raise ValueError("no turn is left to compare: max_length cuts every record in its prompt; raise it")
+        line = f"{self.turns} turns: their prompts are those of plain apply_chat_template, and generation stops at "
+        line += _named(self.template.stop_tokens)
+        if self.untrained:
+            texts = self.untrained.most_common(3)
+            rendered = ", ".join(f"{shown(text)} ({count} time{'s' * (count > 1)})" for text, count in texts)
+            line += f"; behind them the template writes {rendered}, neither prompt nor trained"
+        if self.unspelled:
+            line += f"; answers with characters that the tokenizer does not know: {self.unspelled}"
+        return line
+
+
+def _check_stop_tokens(template: ChatTemplate | PlainTemplate, stops: set[int]) -> None:
+    """Raise ValueError if generation does not stop at a token that ends a turn."""
+    for token, index in zip(template.stop_tokens, template.stop_ids, strict=True):
+        if index not in stops:
+            raise ValueError(f"generation_config.json lacks {shown(token)}, which ends a turn: generation would go on")
 
 
 def check_export(

@@ -109,7 +109,7 @@ class JepaTrainer(CheckpointingTrainer):
     ) -> None:
         check_transformers()
         self.jepa = jepa or JepaConfig()
-        # Must run before anything is loaded.
+        # Recorded before names are replaced by what is loaded.
         self.passed = passed(
             model,
             train_dataset,
@@ -120,29 +120,23 @@ class JepaTrainer(CheckpointingTrainer):
             views=views,
         )
         self.recorder = Recorder(self)
-        # Checked before a model is loaded, which may take long.
-        checks.check_arguments(args)
-        self.group_by = checks.check_grouping(group_by, self.jepa)
-        checks.check_batch_size(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
-        model, processing_class, train_dataset = load_named(
+        self._check_settings(args, objective, group_by)
+        model, tokenizer, train_dataset = load_named(
             model, processing_class, train_dataset, predictors=self.jepa.used_predictors, seed=args.seed
         )
         checks.adjust(args, model)
-        self._bind(model, processing_class, args, objective)
+        self._bind(model, tokenizer, args, objective)
         if train_dataset is not None:
             checks.check_attention(args, model)
         self._views = views
-        self.prepared = self._prepare(train_dataset, processing_class, "training data")
-        self.source = self.prepared.source if self.prepared else "<memory>"  # the name of its file in errors
-        self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
-        checks.check_positions(self.bound.collator, self.prepared, self.prepared_eval)
+        self._prepare_data(train_dataset, eval_dataset, tokenizer)
         super().__init__(
             model=model,
             args=args,
             data_collator=self.bound.collator,
             train_dataset=self.prepared.dataset if self.prepared else None,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
-            processing_class=processing_class,
+            processing_class=tokenizer,
             callbacks=[self.recorder, LogCallback(self.recorder), *callbacks],
             optimizers=optimizers,
         )
@@ -153,6 +147,21 @@ class JepaTrainer(CheckpointingTrainer):
         self.retrieval_scores = None if retrieval_scores is None else partial(retrieval_scores, self.bound)
         self.evaluated: dict[int, dict[str, float]] = {}  # step -> metrics, of the evaluations since training began
         self._add_parts(args, track_flop=track_flop)
+
+    def _check_settings(self, args: TrainingArguments, objective: Objective | None, group_by: GroupBy | None) -> None:
+        """Check all that can be checked before a model is loaded, which may take long."""
+        checks.check_arguments(args)
+        self.group_by = checks.check_grouping(group_by, self.jepa)
+        checks.check_batch_size(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
+
+    def _prepare_data(
+        self, train_data: Data | Prepared | None, eval_data: Data | Prepared | None, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """Tokenise training and evaluation data, and check the lengths of their records."""
+        self.prepared = self._prepare(train_data, tokenizer, "training data")
+        self.source = self.prepared.source if self.prepared else "<memory>"  # the name of its file in errors
+        self.prepared_eval = self._prepare(eval_data, tokenizer, "evaluation data")
+        checks.check_positions(self.bound.collator, self.prepared, self.prepared_eval)
 
     def _bind(
         self,
