@@ -10,7 +10,7 @@ import torch
 from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models.loading import add_lora
-from stepjepa.running.memory import activations, kept_bytes
+from stepjepa.running.memory import activations, resident_bytes
 from stepjepa.training.flops import Shape
 
 from .result import Result, peak_flops, peak_memory, quiet, rounded
@@ -61,7 +61,7 @@ def part_large(world: World, result: Result) -> None:
             batches = islice_batches(trainer, steps)
             tokens = max(Shape.of(each).tokens for each in batches)
             device = rounded(torch.cuda.get_device_properties(0).total_memory / 2**30) if world.cuda else None
-            parts = kept_bytes(trainer.model, "adamw_torch_fused")
+            parts = resident_bytes(trainer.model, "adamw_torch_fused")
             parts["activations"] = (
                 activations(trainer.model, tokens, mixed=more["bf16"], checkpointing=more["gradient_checkpointing"])
                 or 0

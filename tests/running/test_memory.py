@@ -17,7 +17,7 @@ from stepjepa.config.lora import LoraSettings
 from stepjepa.models.architecture import PredictorHead, attach_heads, without_heads
 from stepjepa.models.ema import EMA_FILE, EmaEncoder
 from stepjepa.models.loading import add_lora
-from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, kept_bytes
+from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, resident_bytes
 
 
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:
@@ -30,7 +30,7 @@ def test_weights_gradients_and_states_of_a_real_step(optim: str, kind: str, tmp_
     model: Any = tiny.make_model("llama")
     model = model.to(torch.bfloat16) if kind == "bfloat16" else model
     model = add_lora(model, LoraSettings(3), [5, 7]) if kind == "lora" else model
-    parts = kept_bytes(model, optim)
+    parts = resident_bytes(model, optim)
     optimizer = Trainer(model, arguments(tmp_path, optim=optim)).create_optimizer()
     ids = torch.arange(13)[None]
     model(input_ids=ids, labels=ids).loss.backward()
@@ -47,7 +47,7 @@ def test_weights_gradients_and_states_of_a_real_step(optim: str, kind: str, tmp_
 def test_sharding_and_mixed_precision_by_hand(tmp_path: Path) -> None:
     model: Any = tiny.make_model("llama").to(torch.bfloat16)
     count = sum(p.numel() for p in model.parameters())
-    assert kept_bytes(model, "adamw_torch", processes=3) == {
+    assert resident_bytes(model, "adamw_torch", processes=3) == {
         "weights": 2 * count,
         "gradients": 2 * count,
         "optimizer states": 4 * count,
@@ -58,17 +58,17 @@ def test_sharding_and_mixed_precision_by_hand(tmp_path: Path) -> None:
     stage = Sharding.of(mixed, {"zero_optimization": {"stage": 2}}, 3)
     assert stage == Sharding(1, 3, 3, "beside")
     # Weights and gradients of 16 bits; a copy in float32 and two averages of it, spread out.
-    result = kept_bytes(model, "adamw_torch", processes=3, sharding=stage)
+    result = resident_bytes(model, "adamw_torch", processes=3, sharding=stage)
     assert result == {
         "weights": 2 * count,
         "gradients": round(2 * count / 3),
         "optimizer states": round(12 * count / 3),
     }
-    whole = kept_bytes(model, "adamw_torch", processes=3, sharding=Sharding(3, 3, 3, "instead"), ema=True)
+    whole = resident_bytes(model, "adamw_torch", processes=3, sharding=Sharding(3, 3, 3, "instead"), ema=True)
     assert (whole["weights"], whole["averaged weights"]) == (round(4 * count / 3), 4 * count)
-    assert "optimizer states" not in kept_bytes(model, "adafactor")
+    assert "optimizer states" not in resident_bytes(model, "adafactor")
     # Two averages of a byte for each weight.
-    assert kept_bytes(model, "paged_adamw_8bit")["optimizer states"] == 2 * count
+    assert resident_bytes(model, "paged_adamw_8bit")["optimizer states"] == 2 * count
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "lora"])
@@ -84,7 +84,7 @@ def test_averages_are_those_of_a_real_encoder(kind: str, tmp_path: Path) -> None
     tensors = [*encoder._model.parameters(), *encoder._average.values()]
     storages = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
     kept = sum(size for place, size in storages.items() if place not in own)
-    assert kept_bytes(model, "sgd", ema=True)["averaged weights"] == kept > 0
+    assert resident_bytes(model, "sgd", ema=True)["averaged weights"] == kept > 0
     encoder.save(tmp_path)
     assert sum(each.numel() * each.element_size() for each in load_file(tmp_path / EMA_FILE).values()) == sum(
         4 * each.numel() for each in averaged(model)
@@ -95,7 +95,7 @@ def test_quantized_weights_by_hand() -> None:
     model: Any = add_lora(tiny.make_model("llama"), LoraSettings(3), [])
     # Two layers of width 33: queries and output 30, key and value 10 each, an MLP of 37.
     linear = 2 * (33 * 30 + 2 * 33 * 10 + 30 * 33 + 3 * 33 * 37)
-    plain, small = (kept_bytes(model, "sgd", quantized=kind)["weights"] for kind in (None, "4bit"))
+    plain, small = (resident_bytes(model, "sgd", quantized=kind)["weights"] for kind in (None, "4bit"))
     assert plain - small == pytest.approx(linear * (4 - 0.516), abs=1)
 
 

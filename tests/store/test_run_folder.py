@@ -10,7 +10,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.store.folder import (
     checkpoints,
     open_run_folder,
-    save_whole,
+    save_atomically,
     write_checksums,
 )
 from stepjepa.store.record import remove_start
@@ -58,7 +58,7 @@ def test_weights_of_an_earlier_save_are_not_loaded_in_place_of_those_of_the_last
             for name in (*names, *(["predictor_head.safetensors"] if names is first else [])):
                 Path(folder, name).write_text(name)
 
-        save_whole(tmp_path, save)
+        save_atomically(tmp_path, save)
     own = ["model-of-mine.safetensors", "predictor_head.safetensors", "checksums.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*second, *own])
 
@@ -146,12 +146,12 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
 
         return write
 
-    save_whole(tmp_path, save("old", fails=False))
+    save_atomically(tmp_path, save("old", fails=False))
     with pytest.raises(OSError, match="No space left") as error:
-        save_whole(tmp_path, save("new", fails=True))
+        save_atomically(tmp_path, save("new", fails=True))
     assert error.value.filename == str(tmp_path)
     assert (tmp_path / "model.safetensors").read_text() == "old"
-    save_whole(tmp_path, save("new", fails=False))
+    save_atomically(tmp_path, save("new", fails=False))
     assert (tmp_path / "model.safetensors").read_text() == "new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checksums.json", "model.safetensors", "templates"]
 

@@ -39,13 +39,13 @@ def arms(tmp_path: Path) -> list[Path]:
 
 def test_a_run_resumed_with_another_rate_is_kept_out_and_named(arms: list[Path], capsys: Any) -> None:
     clean = compare(arms)
-    assert clean.kept_out == () and len(clean.arms[1].runs) == 3
+    assert clean.excluded == () and len(clean.arms[1].runs) == 3
     change(arms[4] / "run.json", "launches", to=launches(RATE))
     mixed = compare(arms)
     assert [len(arm.runs) for arm in mixed.arms] == [3, 2]
     assert mixed.differences["llm-jepa"].seeds == ("3", "7")
-    (kept_out,) = mixed.kept_out
-    assert (kept_out.run.folder, kept_out.arm) == (arms[4], "llm-jepa")
+    (excluded,) = mixed.excluded
+    assert (excluded.run.folder, excluded.arm) == (arms[4], "llm-jepa")
     (note,) = [note for note in mixed.notes if "kept out" in note]
     assert note == (
         f"llm-jepa: {arms[4]} (seed 5) is kept out: resumed at step 5 with another learning_rate: 2e-05 -> 0.0001; "
@@ -64,7 +64,7 @@ def test_a_run_resumed_with_another_rate_is_kept_out_and_named(arms: list[Path],
 def test_other_versions_are_noted_alone(arms: list[Path]) -> None:
     change(arms[4] / "run.json", "launches", to=launches(TORCH))
     compared = compare(arms)
-    assert len(compared.arms[1].runs) == 3 and compared.kept_out == ()
+    assert len(compared.arms[1].runs) == 3 and compared.excluded == ()
     assert any("torch (version): 2.13.0 -> 2.14.0" in note for note in compared.notes)
 
 

@@ -71,7 +71,7 @@ class Spooled(Sequence[Item]):
         """Return whether another sequence has equal records."""
         if not isinstance(other, Sequence):
             return NotImplemented
-        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+        return len(self) == len(other) and all(record == theirs for record, theirs in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]  # as of a list
 

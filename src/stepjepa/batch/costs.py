@@ -31,7 +31,7 @@ class Costs:
         time: NDArray[np.float64] = sizes * self.token + pairs * self.pair
         return time
 
-    def whole_paths(self, count: NDArray[np.int64], keys: int) -> NDArray[np.float64]:
+    def unmasked_paths(self, count: NDArray[np.int64], keys: int) -> NDArray[np.float64]:
         """Return the time of attention of ``count`` segments as whole paths of ``keys`` tokens, without a mask."""
         pairs = keys * keys * float(causal_share(keys))
         return np.asarray(count * (keys * (2 * self.query + self.key) + pairs * self.pair) + self.call, np.float64)

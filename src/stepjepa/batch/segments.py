@@ -80,15 +80,15 @@ def cheapest_calls(segments: Segments, costs: Costs) -> tuple[list[tuple[Numbers
         count, most = last - first, int(keys[last - 1])
         # The most queries of each range first..last-1.
         longest = np.maximum.accumulate(queries[:last][::-1])[::-1][first]
-        return costs.whole_paths(count, most), costs.queries_by_keys(count, longest, most)
+        return costs.unmasked_paths(count, most), costs.queries_by_keys(count, longest, most)
 
     parts = cheapest_parts(len(order), lambda first, last: np.minimum(*both(first, last)))
     chosen: list[tuple[Numbers, bool]] = []
     total = 0.0
     for first, last in parts:
-        whole, masked = (float(each[0]) for each in both(np.array([first]), last))
-        chosen.append((order[first:last], whole <= masked))
-        total += min(whole, masked)
+        unmasked, masked = (float(each[0]) for each in both(np.array([first]), last))
+        chosen.append((order[first:last], unmasked <= masked))
+        total += min(unmasked, masked)
     return chosen, total
 
 
@@ -128,12 +128,12 @@ def ragged(segments: Segments) -> Ragged:
     queries, keys = segments.queries, segments.keys
     index = np.concatenate(segments.paths)
     # Where nothing is shared every segment is its own path, and no key need be gathered.
-    whole = len(index) == int(queries.sum()) and bool((index == np.arange(len(index))).all())
+    is_unshared = len(index) == int(queries.sum()) and bool((index == np.arange(len(index))).all())
     return Ragged(
         bounds(queries),
         bounds(keys),
         int(queries.max()),
         int(keys.max()),
         int((queries * keys).sum()),
-        None if whole else torch.from_numpy(index),
+        None if is_unshared else torch.from_numpy(index),
     )

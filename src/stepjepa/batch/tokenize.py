@@ -149,9 +149,9 @@ class RecordTokenizer:
             unused = contents_without_use(record.messages, turns, plain=self.config.plain)
             self._without_use.update(dict.fromkeys(unused))
             return turns
-        whole = template.render(*chat)
-        plain_spans = tuple(span for span in whole.spans if span[0] < span[1])
-        return [Turn(len(record.messages) - 1, whole.text, 0, whole.spans, (0, 0), plain_spans, "")]
+        rendered = template.render(*chat)
+        plain_spans = tuple(span for span in rendered.spans if span[0] < span[1])
+        return [Turn(len(record.messages) - 1, rendered.text, 0, rendered.spans, (0, 0), plain_spans, "")]
 
     def describe(self) -> dict[str, str]:
         """Return facts about the chat template, which parts of the records so far it does not render, and no pairs."""

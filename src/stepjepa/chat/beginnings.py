@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from stepjepa.base.errors import UserError
 from stepjepa.chat.growth import MARK
-from stepjepa.chat.marks import Located, Message, Place, locate, locate_whole
+from stepjepa.chat.marks import Located, Message, Place, locate, locate_all
 
 
 class Render(Protocol):
@@ -60,7 +60,7 @@ class Beginnings:
     def places(self, index: int, begin: int, opened: bool) -> list[Place]:
         """Find the texts of the messages up to ``index`` in :meth:`full`; for the options see ``marks.locate``."""
         text = self.full(index)
-        if self._turns > 1 and (located := self._whole(opened)) is not None:
+        if self._turns > 1 and (located := self._located_in_full(opened)) is not None:
             places = located.beginning(text, index + 1)
             if places is not None:
                 return places
@@ -79,14 +79,14 @@ class Beginnings:
             self._texts[count, prompt] = self._render(self._chat[:count], prompt=prompt)
         return self._texts[count, prompt]
 
-    def _whole(self, opened: bool) -> Located | None:
+    def _located_in_full(self, opened: bool) -> Located | None:
         """Return the places of all texts in the whole chat; None if they can't be marked at once."""
         if opened not in self._located:
             try:
                 text = self.full(len(self._chat) - 1)
             except UserError:
                 return None  # the turn that can't be rendered says so
-            self._located[opened] = locate_whole(self._render, self._chat, text, opened=opened)
+            self._located[opened] = locate_all(self._render, self._chat, text, opened=opened)
         return self._located[opened]
 
     def _cut_up(self, render_marked: Render) -> _Cut | None:

@@ -72,28 +72,28 @@ class Forms:
     def __init__(self, render: Render, slow_turns: SlowTurns, *, only_adds_text: bool) -> None:
         self._render, self._slow_turns, self._only_adds_text = render, slow_turns, only_adds_text
         self._forms: dict[_Key, _Form | None] = {}
-        self._seen: set[_Key] = set()
+        self._met_once: set[_Key] = set()
 
     def turns(self, chat: Sequence[Message], indices: Sequence[int]) -> list[Turn] | None:
         """Return the turns of a normalised chat; None if they must be made by marks."""
         if not indices or not all(map(_is_plain, chat[: indices[-1] + 1])):
             return None
-        together = [indices] if self._only_adds_text else [[index] for index in indices]
+        groups = [indices] if self._only_adds_text else [[index] for index in indices]
         roles = tuple([message["role"] for message in chat[: indices[-1] + 2]])
-        forms = [self._form((roles[: some[-1] + 1], tuple(some), (*roles, None)[some[-1] + 1])) for some in together]
+        forms = [self._form((roles[: group[-1] + 1], tuple(group), (*roles, None)[group[-1] + 1])) for group in groups]
         turns: list[Turn] = []
-        for some, form in zip(together, forms, strict=True) if None not in forms else ():
-            made = None if form is None else self._filled(form, chat[: some[-1] + 1], some)
-            if made is None:
+        for group, form in zip(groups, forms, strict=True) if None not in forms else ():
+            group_turns = None if form is None else self._filled(form, chat[: group[-1] + 1], group)
+            if group_turns is None:
                 return None
-            turns += made
+            turns += group_turns
         return turns or None
 
     def _form(self, key: _Key) -> _Form | None:
-        if key not in self._seen:
+        if key not in self._met_once:
             # Many a long chat is the only one with its roles, so a form is learned at the second chat.
-            if len(self._seen) < _MOST_FORMS:
-                self._seen.add(key)
+            if len(self._met_once) < _MOST_FORMS:
+                self._met_once.add(key)
             return None
         if key not in self._forms:
             self._forms[key] = self._learned(key)

@@ -102,7 +102,7 @@ class Located(NamedTuple):
         return [self.places[number] for number in chosen]
 
 
-def locate_whole(render: Render, messages: Sequence[Message], text: str, *, opened: bool) -> Located | None:
+def locate_all(render: Render, messages: Sequence[Message], text: str, *, opened: bool) -> Located | None:
     """Find the parts of all messages as :func:`locate`; None if they can't be marked at once, or one occurs twice."""
     try:
         marker = _Marker(text, messages, opened)

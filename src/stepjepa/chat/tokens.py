@@ -155,10 +155,10 @@ class TextTokenizer:
         )
         tokens = []
         for turn, spans, is_one in zip(turns, special, is_plain, strict=True):
-            prompt, whole = next(plain if is_one else others)
+            prompt, full = next(plain if is_one else others)
             count = sum([len(piece.ids) for piece in prompt])
-            if _begins(whole, prompt):
-                tokens.append(TurnTokens(Tokens(whole), count, False, spans))
+            if _begins(full, prompt):
+                tokens.append(TurnTokens(Tokens(full), count, False, spans))
             else:
                 own = [(start - turn.answer, end - turn.answer) for start, end in turn.own]
                 (answer,) = self.without_dummy_blank([turn.text[turn.answer :]], [own])
@@ -168,8 +168,8 @@ class TextTokenizer:
     def _turns_by_themselves(self, turns: Sequence[TurnText]) -> list[tuple[Pieces, Pieces]]:
         """Tokenise the prompt and the whole of each turn."""
         prompts = self([turn.text[: turn.answer] for turn in turns], [turn.prompt_own for turn in turns])
-        wholes = self([turn.text for turn in turns], [(*turn.prompt_own, *turn.own) for turn in turns])
-        return [(prompt.pieces, whole.pieces) for prompt, whole in zip(prompts, wholes, strict=True)]
+        full_texts = self([turn.text for turn in turns], [(*turn.prompt_own, *turn.own) for turn in turns])
+        return [(prompt.pieces, full.pieces) for prompt, full in zip(prompts, full_texts, strict=True)]
 
     def _turns_in_pieces(self, turns: Sequence[TurnText]) -> list[tuple[Pieces, Pieces]]:
         """The same for texts whose special tokens were all written by the template."""
@@ -308,13 +308,13 @@ def _sliced(text: str, starts: Sequence[int], end: int) -> list[str]:
     return [text[begin:behind] for begin, behind in pairwise(places)]
 
 
-def _begins(whole: Pieces, prompt: Pieces) -> bool:
+def _begins(full: Pieces, prompt: Pieces) -> bool:
     """Whether the tokens of a turn begin with those of its prompt; equal pieces have equal tokens."""
     *shared, last = prompt
-    if len(shared) < len(whole) and all(map(is_, shared, whole)):
-        ids, begin = whole[len(shared)].ids, last.ids
+    if len(shared) < len(full) and all(map(is_, shared, full)):
+        ids, begin = full[len(shared)].ids, last.ids
     else:
-        ids, begin = Tokens(whole).ids, Tokens(prompt).ids
+        ids, begin = Tokens(full).ids, Tokens(prompt).ids
     return len(begin) <= len(ids) and bool((ids[: len(begin)] == begin).all())
 
 

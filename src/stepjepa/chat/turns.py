@@ -73,7 +73,7 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts
         answer = _Answer(full[len(prompt) :], len(prompt))
     else:
         earlier = texts.places_in_prompt(index, opened)
-        answer = _rewritten(template, message, _Both(prompt, full, earlier, places), own_places)
+        answer = _rewritten(template, message, _Renderings(prompt, full, earlier, places), own_places)
     shift = len(prompt) + len(answer.text) - len(full)  # from positions in F to positions in prompt and answer
     reasoning = (0, 0) if answer.thought is None else (len(prompt), len(prompt) + len(answer.thought))
     content, own = (0, 0), [] if answer.thought is None else [reasoning]
@@ -102,7 +102,7 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts
     return Turn(index, text, len(prompt), tuple(spans), reasoning, tuple(own), stop, untrained=untrained)
 
 
-class _Both(NamedTuple):
+class _Renderings(NamedTuple):
     """The prompt, the chat with the answer, and the places of texts in each."""
 
     prompt: str
@@ -111,18 +111,18 @@ class _Both(NamedTuple):
     in_full: Sequence[Place]
 
 
-def _rewritten(template: Rules, message: Message, both: _Both, own_places: Sequence[Place]) -> _Answer:
+def _rewritten(template: Rules, message: Message, renderings: _Renderings, own_places: Sequence[Place]) -> _Answer:
     """Return the answer for a template that renders the earlier chat differently behind it."""
-    prompt, full = both.prompt, both.full
-    end, last = max(((span[1], part) for part, span in both.in_prompt if span is not None), default=(0, None))
-    in_full = next((span[1] for part, span in both.in_full if part == last and span is not None), None)
+    prompt, full = renderings.prompt, renderings.full
+    end, last = max(((span[1], part) for part, span in renderings.in_prompt if span is not None), default=(0, None))
+    in_full = next((span[1] for part, span in renderings.in_full if part == last and span is not None), None)
     behind = prompt[end:]
     if in_full is not None and full.startswith(behind, in_full):
         start = in_full + len(behind)
         return _Answer(full[start:], start)
     tag = last_tag(prompt, end)
     if tag is not None and tag.is_open:
-        return _opened(template, message, both, own_places, tag)
+        return _opened(template, message, renderings, own_places, tag)
     has_thought = any(part.kind == "thought" for part, _ in own_places)
     if tag is not None and in_full is not None and not has_thought:
         start = in_full + tag.start - end
@@ -145,9 +145,11 @@ def _rewritten(template: Rules, message: Message, both: _Both, own_places: Seque
     )
 
 
-def _opened(template: Rules, message: Message, both: _Both, own_places: Sequence[Place], tag: Tag) -> _Answer:
+def _opened(
+    template: Rules, message: Message, renderings: _Renderings, own_places: Sequence[Place], tag: Tag
+) -> _Answer:
     """Return the answer behind an open thought that the template leaves out once the answer is there."""
-    prompt, full = both.prompt, both.full
+    prompt, full = renderings.prompt, renderings.full
     thoughts = [part.text for part, _ in own_places if part.kind == "thought"]
     if len(set(thoughts)) > 1:  # one of them would be lost
         raise UserError("'reasoning_content' and the thought in 'content' differ, and the prompt opens one; keep one")

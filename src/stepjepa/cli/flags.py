@@ -142,10 +142,10 @@ def trainer_values(parser: Parser, rest: Sequence[str]) -> JsonObject:
     return values
 
 
-def more_help(ours: Parser) -> str:
+def more_help(train_parser: Parser) -> str:
     """Return help on the flags of ``TrainingArguments`` that are not ours, for ``--help_all``."""
     parser = Parser(add_help=False, prog="stepjepa train")
-    our_flags = {*ours.flags()}
+    our_flags = {*train_parser.flags()}
     parser.add_options(
         [each for each in trainer_options().values() if f"--{each.name}" not in our_flags],
         "transformers.TrainingArguments",

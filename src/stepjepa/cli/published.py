@@ -198,13 +198,13 @@ def _tube(line: CommandLine) -> None:
     line.add("regular", "true")
     if layer in (None, "-1"):
         line.add("stp", weight)
-        ours = f"--stp {weight}"
+        equivalent = f"--stp {weight}"
     else:
         settings = json.dumps({"weight": _number("lbd", weight), "layer": int(_number("random_span_layer", layer))})
         line.add("term", "stepjepa.objectives.text:SemanticTube")
         line.add("term_args", settings)
-        ours = f"--term stepjepa.objectives.text:SemanticTube --term_args '{settings}'"
-    line.notes.append(f"--linear random_span --lbd {weight} is --regular {ours}")
+        equivalent = f"--term stepjepa.objectives.text:SemanticTube --term_args '{settings}'"
+    line.notes.append(f"--linear random_span --lbd {weight} is --regular {equivalent}")
 
 
 def _number(name: str, text: str) -> float:
@@ -223,8 +223,8 @@ def _schedules(line: CommandLine) -> None:
         line.notes.append("--lbd_warmup is --lbd_schedule warmup --lbd_warmup 1")
     elif line.has("lbd_warmup") and not line.is_on("lbd_warmup"):
         line.remove("lbd_warmup")
-    ours = "lbd rises from 0 here; leave it out"
-    line.refuse("min_lbd", ours, without_effect=lambda value: _number("min_lbd", value) == 0)
+    difference = "lbd rises from 0 here; leave it out"
+    line.refuse("min_lbd", difference, without_effect=lambda value: _number("min_lbd", value) == 0)
     if line.take_switch("constant_lr"):
         line.add_agreeing("constant_lr", "lr_scheduler_type", "constant")
 
@@ -294,19 +294,19 @@ OF_ANALYZE = {
 def translate_evaluate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Translate the arguments of a published evaluation into those of ``stepjepa evaluate``; as for training."""
     line = CommandLine.of(arguments)
-    whole = line.is_on("nosplit_data")
+    is_unsplit = line.is_on("nosplit_data")
     for name in ("train_file", "test_size", "split_seed", "process_split"):
         reason = "a test file is never split here; split with 'stepjepa train --data_file', or pass --nosplit_data"
-        line.refuse(name, reason, without_effect=lambda _: whole)
+        line.refuse(name, reason, without_effect=lambda _: is_unsplit)
     for name, usual in OF_ANALYZE.items():
         line.refuse(name, "'stepjepa analyze' draws embeddings", without_effect=usual.__eq__)
-    for name, harmless, ours in (
+    for name, harmless, difference in (
         ("repetition_penalty", ("1.0", "1.1", "1"), "answers have no penalty on repetition"),
         ("num_beams", ("1",), "answers are greedy, or samples"),
     ):
         if line.has(name):
             if (value := line.take(name)) not in harmless:
-                raise UserError(f"--{name} {value}: {ours} here; leave it out")
-            line.notes.append(f"--{name}: no effect here; {ours}")
+                raise UserError(f"--{name} {value}: {difference} here; leave it out")
+            line.notes.append(f"--{name}: no effect here; {difference}")
     line.note_idle(*IDLE_IN_EVALUATION, reason="see docs/published.md")
     return line.arguments(), line.notes

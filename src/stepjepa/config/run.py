@@ -178,8 +178,8 @@ class RunConfig:
             if each.type is str and isinstance(value, os.PathLike):
                 setattr(self, each.name, os.fspath(value))
         check_values(self)
-        if ours := [name for name in self.trainer if name in FLAT]:
-            raise UserError(f"trainer: '{ours[0]}' is set by `{FLAT[ours[0]].flag}`; use that instead")
+        if own_settings := [name for name in self.trainer if name in FLAT]:
+            raise UserError(f"trainer: '{own_settings[0]}' is set by `{FLAT[own_settings[0]].flag}`; use that instead")
         fields = {name: value for name, value in self.trainer.items() if value is not None}
         self.trainer = {name: _trainer_setting(name, value) for name, value in fields.items()}
         self._check_contradictions()

@@ -64,10 +64,10 @@ def read_chat(
     """
     if columns is not None and len(columns) != 2:
         raise UserError(f"columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
-    whole = next((name for name in CHATS if not is_absent(row.get(name))), None) if columns is None else None
-    if whole is not None:
-        chat = Chat([], {whole}, [])
-        _add_turns(chat, row, whole, None)
+    chat_column = next((name for name in CHATS if not is_absent(row.get(name))), None) if columns is None else None
+    if chat_column is not None:
+        chat = Chat([], {chat_column}, [])
+        _add_turns(chat, row, chat_column, None)
     else:
         names = (USER, ASSISTANT) if columns is None else [(name,) for name in columns]
         user_column, assistant_column = (_column(row, options) for options in names)

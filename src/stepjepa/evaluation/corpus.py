@@ -111,11 +111,11 @@ def corpus_index(
         try:
             with safe_open(file, "numpy") as stored:
                 metadata = stored.metadata() or {}
-                ours, same = metadata.get("format") == FORMAT, metadata.get("fingerprint") == digest
-                vectors = stored.get_tensor("vectors") if ours and same else None
+                has_format, same = metadata.get("format") == FORMAT, metadata.get("fingerprint") == digest
+                vectors = stored.get_tensor("vectors") if has_format and same else None
         except (SafetensorError, OSError):
-            ours, vectors = False, None
-        if not ours:
+            has_format, vectors = False, None
+        if not has_format:
             fault = "has the name of the corpus' embeddings, but stepjepa did not write it; move it away"
             raise UserError(f"{fault}, or pass `no_cache`", path=file)
         if vectors is not None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4
 # Rounding error of a packed batch in 16 bits over that of plain passes: both are random, and differ a little.
 MORE_ROUNDING = 1.5
-SOME = 8  # records in the slow checks
+SAMPLE_SIZE = 8  # records in the slow checks
 
 
 def _require(condition: bool, message: str) -> None:
@@ -63,15 +63,16 @@ class Subject:
         self.tokenized = self.jepa.record_tokenizer.tokenize(self.records)
 
     @property
-    def some(self) -> list[SampledRecord]:
+    def sample(self) -> list[SampledRecord]:
         """The first records of the slow checks: those with pairs come first."""
         return [
-            SampledRecord(record) for record in sorted(self.tokenized, key=lambda record: not record.all_pairs)[:SOME]
+            SampledRecord(record)
+            for record in sorted(self.tokenized, key=lambda record: not record.all_pairs)[:SAMPLE_SIZE]
         ]
 
     def batch(self) -> Batch:
-        """Collate :attr:`some` into a micro-batch on the model's device."""
-        return self.collator(self.some).to(self.model.device)
+        """Collate :attr:`sample` into a micro-batch on the model's device."""
+        return self.collator(self.sample).to(self.model.device)
 
 
 def check_format(subject: Subject) -> str:
@@ -186,7 +187,7 @@ def _packed_states(subject: Subject, kernel: Kernel) -> Tensor:
     """Compute the last hidden states ``[N, D]`` of all texts, then the sources and targets, of one batch."""
     layer, costs = subject.config.jepa_layer, subject.collator.costs or cpu_costs(subject.model)
     collator = replace(subject.collator, kernel=kernel, costs=costs if kernel == "calls" else None)
-    batch = collator(subject.some).to(subject.model.device)
+    batch = collator(subject.sample).to(subject.model.device)
     texts = torch.from_numpy(np.concatenate(batch.records.paths))
     states = encode(subject.model, batch, lambda it: {"all": torch.cat([it.at(texts), *it.pairs])}, layer=layer)
     return states["all"].float()
@@ -196,7 +197,7 @@ def _expected_states(subject: Subject) -> Tensor:
     """Compute by a plain pass over each sequence what :func:`_packed_states` must return; NaN where there is none."""
     layer = subject.config.jepa_layer
     states: dict[str, list[Tensor]] = {"text": [], "source": [], "target": []}
-    for item in subject.some:
+    for item in subject.sample:
         readouts: dict[tuple[str, int], Tensor] = {}
         for sequence in subject.collator.sequences(item):
             last, inner = _plain_states(subject, sequence, layer)
@@ -231,16 +232,16 @@ def check_lm_loss(subject: Subject) -> str:
     """Check that the LM loss is the cross-entropy of plain passes over the main texts alone."""
     if LAYOUTS[subject.collator.layout].changes_text:
         return f"layout '{subject.collator.layout}' changes the main text by design"
-    ours = float(jepa_loss(subject.model, subject.batch(), Objective([LMLoss()])).loss)
+    packed_loss = float(jepa_loss(subject.model, subject.batch(), Objective([LMLoss()])).loss)
     total, count = 0.0, 0
-    for record in (text for item in subject.some for text in item.record.texts):
+    for record in (text for item in subject.sample for text in item.record.texts):
         ids, labels = torch.from_numpy(record.ids).long(), torch.from_numpy(record.labels).long()
         logits = subject.model(input_ids=ids[None].to(subject.model.device), use_cache=False).logits[0].float().cpu()
         total += float(F.cross_entropy(logits[labels], ids[labels + 1], reduction="sum"))
         count += len(labels)
     mean = total / count
-    _require(abs(ours - mean) <= TOLERANCE * max(mean, 1.0), f"{ours:.6f} against {mean:.6f}")
-    return f"{ours:.4f} nats per token, difference {abs(ours - mean):.1e}"
+    _require(abs(packed_loss - mean) <= TOLERANCE * max(mean, 1.0), f"{packed_loss:.6f} against {mean:.6f}")
+    return f"{packed_loss:.4f} nats per token, difference {abs(packed_loss - mean):.1e}"
 
 
 def check_step(subject: Subject) -> str:
@@ -265,7 +266,7 @@ def check_step(subject: Subject) -> str:
     fault = f"{len(unexpected)} parameters did not move though trained, or moved though frozen: {[*unexpected][:1]}"
     _require(not unexpected, fault)
     ids = subject.predictors
-    if ids and any(item.record.all_pairs for item in subject.some):
+    if ids and any(item.record.all_pairs for item in subject.sample):
         rows = torch.tensor(ids, device=subject.model.device)
         after = model.get_input_embeddings()(rows)
         still = (after == subject.model.get_input_embeddings()(rows)).all(-1)

@@ -179,21 +179,21 @@ def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
     longer = padded(trees, length)
     # The kernel reads 32-bit integers faster.
     small = Trees(longer.start.int(), longer.end.int(), longer.position_ids.int(), trees.isolates)
-    seen = blocks(small, exact=rule is None and not trees.isolates)
+    visible = blocks(small, exact=rule is None and not trees.isolates)
     return BlockMask.from_kv_blocks(
-        *_listed(seen.partial),
-        *_listed(seen.full),
+        *_listed(visible.partial),
+        *_listed(visible.full),
         BLOCK_SIZE=BLOCK,
         mask_mod=sees(small) if rule is None else under(rule, small),
         seq_lengths=(length, length),
     )
 
 
-def _listed(seen: Tensor) -> tuple[Tensor, Tensor]:
+def _listed(visible: Tensor) -> tuple[Tensor, Tensor]:
     """Return, for each block of queries, the number of key blocks that it sees, and all key blocks, those first."""
-    seen = seen[:, None]  # [B, 1, N, N], for all heads
-    order = seen.int().argsort(dim=-1, descending=True, stable=True)
-    return seen.sum(-1, dtype=torch.int32), order.int().contiguous()
+    visible = visible[:, None]  # [B, 1, N, N], for all heads
+    order = visible.int().argsort(dim=-1, descending=True, stable=True)
+    return visible.sum(-1, dtype=torch.int32), order.int().contiguous()
 
 
 @cache

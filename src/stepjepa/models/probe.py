@@ -230,9 +230,9 @@ def shrink(model: PreTrainedModel) -> PreTrainedModel:
 
 def _kinds(model: PreTrainedModel) -> set[str]:
     """Return the class names of the modules of a model, and the layer types of its configuration."""
-    ours = "transformers.models.", type(model).__module__
+    packages = "transformers.models.", type(model).__module__
     layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    return {type(part).__name__ for part in model.modules() if type(part).__module__.startswith(ours)} | set(
+    return {type(part).__name__ for part in model.modules() if type(part).__module__.startswith(packages)} | set(
         layer_types
     )
 

@@ -56,10 +56,10 @@ def _call_mask(call: Call, trees: Trees, rule: Rule | None, dtype: torch.dtype) 
     allowed = key <= query[:, :, None]
     if rule is not None:
         position, zero = trees.position_ids[0], torch.zeros((), dtype=torch.long, device=at_query.device)
-        seen = rule(zero, zero, position[at_query][:, :, None], position[at_key][:, None, :])
-        if causal and bool((seen | ~allowed).all()):
+        in_window = rule(zero, zero, position[at_query][:, :, None], position[at_key][:, None, :])
+        if causal and bool((in_window | ~allowed).all()):
             return None  # no path is as long as the window
-        allowed = allowed & seen
+        allowed = allowed & in_window
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)[:, None]
 
 

@@ -61,10 +61,10 @@ def _is_window(rule: Rule, size: int) -> bool:
         # One query alone may stand at the end of a chunk of this size.
         zero, query, key = torch.tensor(0), torch.tensor([[2 * size], [2 * size + 1]]), torch.arange(2 * size + 2)
         try:
-            seen = rule(zero, zero, query, key)
+            visible = rule(zero, zero, query, key)
         except (RuntimeError, IndexError):  # it reads tensors of another device, as chunks do
             return False
-        return bool(((seen == (query - key < size)) | (key > query)).all())
+        return bool(((visible == (query - key < size)) | (key > query)).all())
 
 
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
@@ -234,15 +234,15 @@ def segment_by_segment(
         index = columns[begin:end]
         number, count = last - first, len(index)
         place = torch.arange(count, device=query.device)
-        seen = place <= place[count - number :, None]
+        visible = place <= place[count - number :, None]
         if mask.rule is not None:
             at_query, at_key = mask.positions[first:last, None], mask.positions[index]
-            seen = seen & mask.rule(zero, zero, at_query, at_key)
+            visible = visible & mask.rule(zero, zero, at_query, at_key)
         result = F.scaled_dot_product_attention(
             query[:, :, first:last],
             key[:, :, index],
             value[:, :, index],
-            attn_mask=seen,
+            attn_mask=visible,
             dropout_p=dropout,
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],

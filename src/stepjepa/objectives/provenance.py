@@ -14,7 +14,7 @@ from stepjepa.config.jepa import DEFAULTS, JepaConfig
 from stepjepa.models.architecture import without_heads
 from stepjepa.models.generation import save_generation_config
 from stepjepa.objectives.reading import reading_config
-from stepjepa.store.folder import CARD_FILE, RUN_FILE, save_whole
+from stepjepa.store.folder import CARD_FILE, RUN_FILE, save_atomically
 from stepjepa.store.record import RunRecord, read_record, write_record
 
 if TYPE_CHECKING:
@@ -82,6 +82,6 @@ def save_with_record(
         # PEFT writes a draft of a card beside an adapter.
         (Path(part) / CARD_FILE).unlink(missing_ok=True)
 
-    save_whole(folder, write)
+    save_atomically(folder, write)
     if not (folder / RUN_FILE).is_file():
         write_record(folder, record)

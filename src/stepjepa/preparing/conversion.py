@@ -157,8 +157,8 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
     It has ``question``, ``total_steps``, ``messages`` and, if known, ``answer`` and ``ground_truth`` (by default the
     marked answer in ``answer``, or ``answer`` if it is a number).
     """
-    question, whole = (read_text_field(row, name) for name in (options.question_field, options.response_field))
-    response = drop_thinking(whole)
+    question, full_response = (read_text_field(row, name) for name in (options.question_field, options.response_field))
+    response = drop_thinking(full_response)
     if not response:
         raise Unusable(f"'{options.response_field}' holds only thinking")
     try:

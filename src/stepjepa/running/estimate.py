@@ -39,7 +39,7 @@ from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
 from stepjepa.running.estimate_text import describe
-from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, kept_bytes
+from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, resident_bytes
 from stepjepa.running.transformers import bf16_advice, bf16_by_default, training_arguments
 from stepjepa.training.checks import check_batch_size, check_positions, check_sharding
 from stepjepa.training.flops import FlopModel, Shape, recomputation
@@ -246,7 +246,7 @@ def _memory(set_up: _SetUp, batches: Iterable[Batch]) -> JsonObject:
     run, training, model = set_up.run, set_up.training, set_up.model
     largest = max(batches, key=lambda batch: Shape.of(batch).tokens)
     rows, length = max((each.input_ids.shape for each in largest.passes), key=math.prod)
-    parts = kept_bytes(
+    parts = resident_bytes(
         model,
         _optimizer(training),
         processes=set_up.processes,
@@ -268,7 +268,7 @@ def _memory(set_up: _SetUp, batches: Iterable[Batch]) -> JsonObject:
 
 def _checkpoint(set_up: _SetUp, total_steps: int, epoch: int) -> JsonObject:
     """Return the bytes of a checkpoint, the number of checkpoints on the disk, and its free bytes."""
-    training, sizes = set_up.training, kept_bytes(set_up.model, _optimizer(set_up.training))
+    training, sizes = set_up.training, resident_bytes(set_up.model, _optimizer(set_up.training))
     folder = Path(str(training.output_dir)).absolute()
     every = training.save_steps if training.save_steps >= 1 else max(math.ceil(total_steps * training.save_steps), 1)
     saves = {"no": 0, "epoch": math.ceil(total_steps / epoch)}.get(

@@ -65,7 +65,7 @@ def export(settings: ExportSettings) -> None:
             raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=folder)
         hub.check_uploadable(folder)
     if settings.dry_run:
-        _list_files(folder, str(settings.push_to_hub), whole=settings.output_dir is None)
+        _list_files(folder, str(settings.push_to_hub), of_model_path=settings.output_dir is None)
         return
     if settings.push_to_hub is not None:
         # Before the model is loaded: the hub may refuse it.
@@ -87,11 +87,11 @@ def export(settings: ExportSettings) -> None:
         print(f"uploaded: {visible(address)}")
 
 
-def _list_files(folder: Path, name: str, *, whole: bool) -> None:
+def _list_files(folder: Path, name: str, *, of_model_path: bool) -> None:
     """Print the files that an upload of a model folder would send, with their sizes, without a request."""
     from stepjepa.store import hub
 
-    if not whole:
+    if not of_model_path:
         raise UserError("`dry_run` lists the files of `model_path`; leave `output_dir` out, or export first")
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in hub.uploaded_files(folder)}
     for file, size in files.items():
@@ -101,7 +101,7 @@ def _list_files(folder: Path, name: str, *, whole: bool) -> None:
 
 
 @contextmanager
-def _whole_folder(settings: ExportSettings) -> Iterator[tuple[Path, Path]]:
+def _new_folder(settings: ExportSettings) -> Iterator[tuple[Path, Path]]:
     """Yield the folder of the export, and a hidden folder to write to, which is renamed to it if the block succeeds."""
     if fault := checksum_fault(Path(settings.model_path)):
         raise UserError(f"{fault}; export an earlier checkpoint, or train again", path=settings.model_path)
@@ -128,7 +128,7 @@ def _export_embeddings(settings: ExportSettings, name: str | None) -> None:
     reading = ReadingSettings(
         dtype=settings.dtype, trust_remote_code=settings.trust_remote_code, system_prompt=settings.system_prompt
     )
-    with _whole_folder(settings) as (folder, part):
+    with _new_folder(settings) as (folder, part):
         jepa = reading.load(settings.model_path, device="cpu")
         write_sentence_transformer(jepa, part, name or folder.absolute().name)
     print(f"exported to {folder}: load it with sentence_transformers.SentenceTransformer (version 6)")
@@ -143,7 +143,7 @@ def _export_model(settings: ExportSettings, name: str | None) -> None:
     from stepjepa.store.hub import write_card
 
     run, served = record_of(settings.model_path), None
-    with _whole_folder(settings) as (folder, part):
+    with _new_folder(settings) as (folder, part):
         model, tokenizer = load_for_inference(
             settings.model_path, device="cpu", dtype=settings.dtype, trust_remote_code=settings.trust_remote_code
         )

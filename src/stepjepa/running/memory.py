@@ -69,7 +69,7 @@ class Sharding(NamedTuple):
         return cls(processes, processes, processes, "instead" if mixed else "") if args.fsdp else None
 
 
-def kept_bytes(
+def resident_bytes(
     model: nn.Module,
     optim: str,
     *,

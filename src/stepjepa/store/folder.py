@@ -157,7 +157,7 @@ def move_into_place(part: Path, final: Path) -> None:
     shutil.rmtree(part.parent)
 
 
-def save_whole(folder: Path, save: Callable[[str], None]) -> None:
+def save_atomically(folder: Path, save: Callable[[str], None]) -> None:
     """Save into a run folder through a temporary folder, so that no file is ever incomplete under its final name.
 
     ``save`` is called with the temporary folder to write into; on every process, as FSDP needs. Weights of an earlier

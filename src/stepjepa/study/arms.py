@@ -61,7 +61,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class KeptOut:
+class ExcludedRun:
     """A run excluded from the statistics: launches with different settings trained it."""
 
     run: EvaluatedRun
@@ -78,7 +78,7 @@ class ComparedArms:
     differences: dict[str, Difference]  # by the name of the arm; the baseline has none
     tails: str  # one or two: which p values are corrected
     notes: tuple[str, ...]  # caveats for the reader, one sentence each
-    kept_out: tuple[KeptOut, ...]
+    excluded: tuple[ExcludedRun, ...]
     one_run: str | None = None  # sentence on runs that are one run, trained several times, and on its weights
 
     @property

@@ -89,8 +89,8 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
     if not isinstance(baseline, str) or baseline not in arm_flags:
         raise _error(source, f"there is no arm '{baseline}'; name one of {', '.join(arm_flags)}", "baseline")
     numbers = values.get("seeds", SEEDS) if seeds is None else seeds
-    whole = isinstance(numbers, list | tuple) and all(type(seed) is int and seed >= 0 for seed in numbers)
-    if not whole or not numbers or len(set(numbers)) < len(numbers):
+    are_valid = isinstance(numbers, list | tuple) and all(type(seed) is int and seed >= 0 for seed in numbers)
+    if not are_valid or not numbers or len(set(numbers)) < len(numbers):
         fault = f"expected different whole numbers, 0 or more, got {json.dumps(numbers, default=str)}"
         raise _error(source, fault, "seeds") if seeds is None else UserError(f"seeds: {fault}")
     shared = {name: _flags(source, name, values.get(name), name) for name in ("train", "evaluate")}

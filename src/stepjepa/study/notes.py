@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from stepjepa.study.arms import Arm, Difference, KeptOut
+from stepjepa.study.arms import Arm, Difference, ExcludedRun
 from stepjepa.study.evaluated_run import EvaluatedRun, readouts
 
 
@@ -35,9 +35,9 @@ def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> It
         yield f"{names}: {share}; what is right there may be learnt by heart"
 
 
-def notes_on_launches(arms: Sequence[Arm], kept_out: Sequence[KeptOut]) -> Iterator[str]:
+def notes_on_launches(arms: Sequence[Arm], excluded_runs: Sequence[ExcludedRun]) -> Iterator[str]:
     """Yield the differences between the launches of each run, whether it is left out or in the statistics."""
-    for excluded in kept_out:
+    for excluded in excluded_runs:
         name = f"{excluded.arm}: " if excluded.arm else ""
         reason = "; ".join(excluded.run.mixed)
         yield f"{name}{excluded.run.folder} (seed {excluded.run.seed}) is kept out: {reason}; `mixed_runs` lets it in"

@@ -257,7 +257,7 @@ def as_json(comparison: ComparedArms) -> str:
         "arms": arms,
         "kept_out": [
             {"folder": str(run.folder), "seed": run.seed, "arm": arm_name, "reasons": list(run.mixed)}
-            for run, arm_name in ((excluded.run, excluded.arm) for excluded in comparison.kept_out)
+            for run, arm_name in ((excluded.run, excluded.arm) for excluded in comparison.excluded)
         ],
         "notes": list(comparison.notes),
     }

@@ -70,8 +70,8 @@ def text_scores(generated: str, truth: str) -> dict[str, bool | float]:
 
     Both are compared in Unicode's form NFC, to which most tokenizers normalise. Thoughts in the truth are ignored.
     """
-    answer, whole = composed(generated).strip(), composed(truth).strip()
-    truth = content_part(whole).strip() or whole
+    answer, full_truth = composed(generated).strip(), composed(truth).strip()
+    truth = content_part(full_truth).strip() or full_truth
     return {"exact": answer == truth, "prefix": answer.startswith(truth), "contains": truth in answer}
 
 

@@ -97,8 +97,8 @@ class SpiderTask(Task):
             ended = Verdict(gold_failure=failure) if call[2] is None else Verdict(failure=failure, output=failure)
             verdicts[call] = ended if outcome.failure else outcome.value
         return [
-            self._scored(response.content, whole, verdicts[whole], verdicts[first])
-            for response, whole, first in zip(responses, calls[::2], calls[1::2], strict=True)
+            self._scored(response.content, full, verdicts[full], verdicts[first])
+            for response, full, first in zip(responses, calls[::2], calls[1::2], strict=True)
         ]
 
     def answer_names(self, records: Sequence[Record]) -> list[str | None]:
@@ -118,26 +118,26 @@ class SpiderTask(Task):
             workers.close()
 
     @staticmethod
-    def _scored(text: str, call: Call, whole: Verdict, first: Verdict) -> Scored:
+    def _scored(text: str, call: Call, full: Verdict, first: Verdict) -> Scored:
         """Make the scores of an answer from the verdicts on the whole text and on its first statement."""
         _, gold, sql, *_ = call
         scores: dict[str, bool | float] = {
-            "execution": whole.right,
-            "same_columns": whole.same_columns,
-            "first_statement": whole.right or first.right,
+            "execution": full.right,
+            "same_columns": full.same_columns,
+            "first_statement": full.right or first.right,
             **text_scores(text, gold),
         }
         extracted = {
             "sql": sql,
-            "failure": whole.failure,
-            "gold_failure": whole.gold_failure,
-            "gold_order": "not determined" if whole.ties else None,
-            "truth_output": whole.gold_output or None,
-            "answer_output": whole.output or None,
+            "failure": full.failure,
+            "gold_failure": full.gold_failure,
+            "gold_order": "not determined" if full.ties else None,
+            "truth_output": full.gold_output or None,
+            "answer_output": full.output or None,
         }
-        reason = whole.failure or whole.gold_failure
+        reason = full.failure or full.gold_failure
         failed = WRONG if reason is None else TIMED_OUT if reason.startswith(("time:", "memory:")) else FAILED
-        return Scored(scores, extracted, None if whole.right else failed if sql else NO_ANSWER)
+        return Scored(scores, extracted, None if full.right else failed if sql else NO_ANSWER)
 
     def vote(self, scored: Scored, response: Response) -> str | None:
         """Return the query with single spaces; a failed query has no vote (its failure is known without the truth)."""

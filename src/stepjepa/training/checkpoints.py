@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from transformers import Trainer
 
-from stepjepa.store.folder import save_whole
+from stepjepa.store.folder import save_atomically
 from stepjepa.store.hub import creating_repository
 from stepjepa.training import saving
 
@@ -44,7 +44,7 @@ class CheckpointingTrainer(Trainer):
         if self._part is not None:
             super().save_model(str(folder), _internal_call=True)
             return
-        save_whole(folder, lambda part: super(CheckpointingTrainer, self).save_model(part, _internal_call=True))
+        save_atomically(folder, lambda part: super(CheckpointingTrainer, self).save_model(part, _internal_call=True))
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
