@@ -110,6 +110,28 @@ def test_gold_is_right_and_the_gold_of_another_record_is_not(shared_data, file, 
 
 
 @pytest.mark.parametrize(
+    ("task", "answer"),
+    [
+        (BoxedTask, r"\boxed{18}"),
+        (Gsm8kTask, "#### 18"),
+        (GenericTask, "Amma"),
+        (NlRxTask, "(dog)+"),
+        (NqOpenTask, "Amma; mother"),
+        (SentimentTask, "Good"),
+        (HellaswagTask, "B"),
+    ],
+)
+@pytest.mark.parametrize("thought", ["<think>\nA dog; #### 5, so (.\n</think>\n\n", "[THINK]Bad[/THINK]"])
+def test_a_thought_in_front_of_the_truth_is_no_part_of_it(task, answer, thought):
+    """As in records of a reasoning model, of which some are held out for the test."""
+    made, reasoned = task(), record(thought + answer, CHOICES)
+    assert made.truth(reasoned) == made.truth(record(answer, CHOICES))
+    scored = made.score_all([reasoned] * 2, [Response(answer), Response(thought + answer)])
+    made.close()
+    assert [each.error for each in scored] == [None, None]
+
+
+@pytest.mark.parametrize(
     ("task", "text"),
     [
         *((NqOpenTask, text * 10**5) for text in (";", "1,000", "%1", "a ", "\u0301")),

@@ -249,3 +249,11 @@ def test_answers_have_the_names_of_their_results(task):
     assert len(set(task.answer_names([record(sql) for sql in unions]))) == 1
     assert len(set(task.answer_names([record(f"{sql} ORDER BY 1") for sql in unions]))) == 1
     assert len(set(task.answer_names([record(f"{unions[0]} ORDER BY 1{end}") for end in ("", " DESC")]))) == 2
+
+
+def test_a_thought_in_front_of_the_true_query_is_not_run(task):
+    """It made a query that fails, so that every answer was wrong."""
+    reasoned = record(f"<think>\nAll of them.\n</think>\n\n{NAMES}")
+    (scored,) = task.score_all([reasoned], [Response(NAMES)])
+    assert scored.error is None and scored.extracted["gold_failure"] is None
+    assert task.answer_names([reasoned]) == task.answer_names([record(NAMES)]) != [None]

@@ -33,6 +33,12 @@ def record_error(record: Record, message: str) -> UserError:
     return UserError(message, path=record.path, line=record.line)
 
 
+def right_answer(record: Record) -> str:
+    """Return the right answer of a record, without the thought in front of it; the whole one if nothing is behind."""
+    content = content_part(record.answer)
+    return content.strip() if content.strip() and content != record.answer else record.answer
+
+
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """A text whose likelihood a task needs, after a context: plain text, or None for the record's own prompt."""

@@ -16,7 +16,7 @@ from stepjepa.tasks.answers import (
     same_answer,
     text_scores,
 )
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, right_answer
 from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field
 
 _GROUND_TRUTH = "ground_truth"
@@ -35,7 +35,7 @@ class GenericTask(Task):
         return True
 
     def truth(self, record: Record) -> str:
-        return record.answer
+        return right_answer(record)
 
     def score(self, record: Record, response: Response) -> Scored:
         scores = text_scores(response.content, record.answer)
@@ -66,7 +66,8 @@ class BoxedTask(Task):
 
     def truth(self, record: Record) -> str:
         ground_truth = _ground_truth(record)
-        marked = marked_answers(record.answer if ground_truth is None else ground_truth)
+        marked = marked_answers(right_answer(record) if ground_truth is None else ground_truth)
+        marked = marked or ([] if ground_truth is not None else marked_answers(record.answer))  # within a thought
         if ground_truth is None and not marked:
             fault = r"the assistant message has neither \boxed{...} nor a line '#### ...'"
             remedy = f"add one, or a field '{_GROUND_TRUTH}', or pass `task generic`"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import answer_start
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Continuation, Response, Scored, Task, record_error
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Continuation, Response, Scored, Task, record_error, right_answer
 from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_label_field, read_text_field
 
 LETTERS = "ABCD"
@@ -57,7 +57,7 @@ class HellaswagTask(Task):
 
     def truth(self, record: Record) -> str:
         read_choices(record)
-        letter = record.answer.strip()
+        letter = right_answer(record).strip()
         if letter not in tuple(LETTERS):
             raise record_error(record, f"the assistant message is {record.answer[:40]!r}, expected A, B, C or D")
         return letter

@@ -23,7 +23,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
-from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error
+from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error, right_answer
 from stepjepa.tasks.regex import RegexSyntaxError, TooManyStatesError, find_difference, parse
 from stepjepa.tasks.regex_languages import Languages
 
@@ -75,7 +75,7 @@ class NlRxTask(Task):
 
     def truth(self, record: Record) -> str:
         """Return the expression in the assistant message; UserError if it does not parse."""
-        truth = record.answer.strip()
+        truth = right_answer(record).strip()
         try:
             parse(truth)
         except RegexSyntaxError as error:

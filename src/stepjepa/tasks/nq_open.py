@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, right_answer
 from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_text_field
 
 _REPLACEMENTS = (
@@ -63,7 +63,7 @@ class NqOpenTask(Task):
 
     def truth(self, record: Record) -> str:
         self._aliases(record)
-        return record.answer
+        return right_answer(record)
 
     def score(self, record: Record, response: Response) -> Scored:
         aliases, forms = self._aliases(record), _forms(response.content)
@@ -78,7 +78,7 @@ class NqOpenTask(Task):
         return Scored(scores, {"truth": "; ".join(aliases), "answer": answer}, error)
 
     def _aliases(self, record: Record) -> list[str]:
-        aliases = [form for part in _parts(record.answer) for form in _forms(part)]
+        aliases = [form for part in _parts(right_answer(record)) for form in _forms(part)]
         if not aliases:
             raise record_error(record, "the assistant message has no answer in it; put them there, '; ' between them")
         return list(dict.fromkeys(aliases))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import answer_start, text_scores
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, right_answer
 from stepjepa.tasks.raw_values import chat_record, read_label_field, read_text_field
 
 # Labels from one star to five; Rotten Tomatoes has two of them.
@@ -59,7 +59,7 @@ class SentimentTask(Task):
     file_names = ("rotten_tomatoes", "yelp")
 
     def truth(self, record: Record) -> str:
-        label = record.answer.strip()
+        label = right_answer(record).strip()
         if label not in STARS:
             fault = f"the assistant message is {record.answer[:40]!r}, expected {', '.join(STARS)}"
             raise record_error(record, f"{fault}; for other labels pass `task generic`")

@@ -11,7 +11,18 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
-from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, TaskOptions, record_error
+from stepjepa.tasks.base import (
+    FAILED,
+    NO_ANSWER,
+    TIMED_OUT,
+    WRONG,
+    Response,
+    Scored,
+    Task,
+    TaskOptions,
+    record_error,
+    right_answer,
+)
 from stepjepa.tasks.raw_values import chat_record, read_text_field
 from stepjepa.tasks.sql_execution import Verdict, judge, result_name
 from stepjepa.tasks.sql_order import QUOTES_AND_COMMENTS, orders_rows
@@ -59,7 +70,7 @@ class SpiderTask(Task):
         if not database.is_file():
             fault = f"the database '{database.parent.name}' is not at {database}; pass the `spider_path` that has it"
             raise record_error(record, f"{fault}, `missing_databases skip`, or `task generic` for the text")
-        return record.answer
+        return right_answer(record)
 
     def left_out(self, record: Record) -> str | None:
         skip = self.options.missing_databases == "skip"
@@ -106,7 +117,7 @@ class SpiderTask(Task):
         limits = self.options
         memory = max(1, limits.memory_limit // 2)
         calls = [
-            (str(self._database(each)), self.truth(each), orders_rows(each.answer), limits.time_limit, memory)
+            (str(self._database(each)), self.truth(each), orders_rows(self.truth(each)), limits.time_limit, memory)
             for each in records
         ]
         # The task's own processes run another function.
