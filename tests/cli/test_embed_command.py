@@ -197,6 +197,31 @@ def test_a_question_needs_no_answer_with_text(folder: Path, tmp_path: Path, caps
         embed_file.embed_file(jepa.embedder("target"), str(tmp_path / "in.jsonl"), str(tmp_path / "e.npy"))
 
 
+def test_a_question_needs_no_answer_in_any_form(folder: Path, capsys: Any) -> None:
+    import pandas
+    import pyarrow
+
+    jepa, question = Jepa.from_pretrained(folder / "separate", device="cpu"), ASKED["content"]
+    (expected,) = jepa.embed([question])
+    rows: list[Any] = [
+        {"messages": [ASKED]},
+        {"messages": json.dumps([ASKED])},
+        {"conversations": [{"from": "human", "value": question}]},
+        {"prompt": [ASKED]},
+        {"question": question, "id": 7},
+        {"question": question, "answer": None},
+    ]
+    for row in rows:
+        np.testing.assert_allclose(jepa.embed([row])[0], expected, atol=1e-6)
+    frame = pandas.DataFrame(rows[:1])
+    for table in (frame, pyarrow.Table.from_pandas(frame)):
+        np.testing.assert_allclose(jepa.embed(table)[0], expected, atol=1e-6)
+    # The answers are embedded on the other side, which needs them.
+    for row in rows:
+        with pytest.raises(UserError):
+            jepa.embed([row], "target")
+
+
 def test_a_column_without_a_usual_name_is_renamed(folder: Path, tmp_path: Path, capsys: Any) -> None:
     """``embed`` has no flag for the two columns of a record."""
     write_jsonl(tmp_path / "in.jsonl", [{"Frage": "a", "Antwort": "b"}])

@@ -67,6 +67,35 @@ def test_queries_of_a_file_of_chats(folder: Path, capsys: Any) -> None:
     assert "is there already" in capsys.readouterr().err
 
 
+def test_queries_need_no_answer(folder: Path, capsys: Any) -> None:
+    """Chats that end in the question, under the names of ShareGPT, too; and the lists of TRL."""
+    expected = results(folder, capsys, "--k", 2)
+    first, second = QUERIES
+    earlier = [{"from": "human", "value": "Hm"}, {"from": "gpt", "value": "So"}]
+    chats = [{"messages": [{"role": "user", "content": first}]}, {"prompt": [{"role": "user", "content": second}]}]
+    for rows in (chats, [{"prompt": first}, {"conversations": [*earlier, {"from": "human", "value": second}]}]):
+        write_jsonl(folder / "queries.jsonl", rows)
+        assert search(folder, "--queries", folder / "queries.jsonl", "--k", 2, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["results"] == expected
+
+
+def test_answers_of_lists_of_messages_are_found(folder: Path, capsys: Any) -> None:
+    expected = results(folder, capsys, "--k", 2)
+    rows = [{"prompt": "q", "completion": [{"role": "assistant", "content": text}]} for text in ANSWERS]
+    write_jsonl(folder / "answers.jsonl", rows)
+    assert results(folder, capsys, "--k", 2) == expected
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "queries.jsonl"])
+def test_the_texts_that_are_read_are_never_replaced(name: str, folder: Path, capsys: Any) -> None:
+    write_jsonl(folder / "queries.jsonl", ({"query": text} for text in QUERIES))
+    before = (folder / name).read_bytes()
+    flags = ["--queries", folder / "queries.jsonl", "--output_file", folder / name, "--overwrite"]
+    assert search(folder, *flags) == 2
+    assert f"{name}: --output_file is a file of texts to be read; name another" in capsys.readouterr().err
+    assert (folder / name).read_bytes() == before
+
+
 def test_the_error_of_a_query_names_the_settings_of_queries(folder: Path, tmp_path: Path, capsys: Any) -> None:
     write_jsonl(tmp_path / "q.jsonl", [{"query": 3.5, "q": " "}])
     for column, remedy in (("q", "fill it in, or leave such lines out"), ("x", "name the --query_column of the texts")):

@@ -305,6 +305,25 @@ def test_a_question_gets_the_system_prompt_of_training_unless_it_has_one(tiny_to
     assert again.answer([own, user], max_new_tokens=19) == other != expected
 
 
+def test_messages_are_read_as_those_of_records(tiny_tokenizer: Any, tmp_path: Path, capsys: Any) -> None:
+    """Parts of text were written as Python's form of a list; a developer got the system prompt beside his own."""
+    jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig())
+    jepa.system_prompt = "Add."
+    jepa.save(tmp_path)
+    expected = plain_answer(
+        tmp_path, [{"role": "system", "content": "Count."}, {"role": "user", "content": "And 1+1?"}], 19
+    )
+    assert expected != jepa.answer("And 1+1?", max_new_tokens=19)
+    parts = [{"type": "text", "text": "And "}, {"type": "text", "text": "1+1?"}]
+    for role in ("system", "developer"):
+        for user in ({"role": "user", "content": parts}, {"from": "human", "value": "And 1+1?", "id": 3}):
+            chat = [{"role": role, "content": "Count."}, user]
+            assert jepa.answer(chat, max_new_tokens=19) == expected
+    assert capsys.readouterr().err.splitlines()[-1] == "note: not used: question[].id"
+    with pytest.raises(UserError, match=r"question\[0\] \(user\) has no content"):
+        jepa.answer([{"role": "user"}])
+
+
 def test_an_answer_longer_than_the_model_is_refused(tiny_tokenizer: Any) -> None:
     jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig())
     with pytest.raises(UserError, match="the model 509 positions; lower max_new_tokens"):

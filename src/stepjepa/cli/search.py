@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 from stepjepa.base.errors import UserError, visible
@@ -61,6 +62,9 @@ def run(args: argparse.Namespace) -> JsonObject:
         output = check_output_file(args.output_file, args.overwrite)
         if output.suffix != ".jsonl":
             raise UserError("`output_file` is of JSON lines; end its name in .jsonl", path=output)
+        for name in filter(None, (args.corpus, args.queries)):
+            if output.resolve() == Path(name).resolve():
+                raise UserError("`output_file` is a file of texts to be read; name another", path=output)
     from stepjepa.evaluation.corpus import corpus_index, read_texts
     from stepjepa.objectives.inputs import Text
 

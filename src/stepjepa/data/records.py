@@ -79,8 +79,13 @@ Views = Callable[[Record], Iterable[tuple[str, str]]]
 """Function from a record to its pairs of source and target view."""
 
 
-def as_records(values: Any) -> Iterator[Record]:
-    """Yield records from memory: from dicts in the form of a file's lines, records, a data frame, or a Dataset."""
+def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> Iterator[Record]:
+    """Yield records from memory: from dicts in the form of a file's lines, records, a data frame, or a Dataset.
+
+    Args:
+        values: the records.
+        change: changes each value that is no ``Record`` before it is read.
+    """
     _check_columns(values)
     # A table has a field of one row's objects in those of all rows; in a list of dicts a null is the user's own.
     is_table = any(hasattr(values, name) for name in ("to_dict", "to_pylist", "to_dicts", "features"))
@@ -97,7 +102,7 @@ def as_records(values: Any) -> Iterator[Record]:
             continue
         row = as_python(value)
         row = without_row_fillers(row) if is_table and isinstance(row, dict) else row
-        record = parse_record(row, line=position)
+        record = parse_record(row if change is None else change(row), line=position)
         # Files are checked where they are read.
         if (fault := json_fault(record.messages)) is not None:
             raise UserError(fault, path=record.path, line=position)

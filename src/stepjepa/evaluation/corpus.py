@@ -17,7 +17,7 @@ from stepjepa.data.records import BadRecords, named, parse_record
 from stepjepa.data.row_error import Remedy, RowError
 from stepjepa.data.sources import read_rows
 from stepjepa.objectives.index import TextIndex, distinct
-from stepjepa.objectives.inputs import EmbedOptions, Text
+from stepjepa.objectives.inputs import EmbedOptions, Text, with_answer
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.views.sequences import Kind
@@ -68,12 +68,14 @@ def read_texts(
 
 
 def _text_of(row: JsonObject, path: str, line: int, answers: bool) -> object:
-    """Return the text of a row whose columns have usual names; None if it has none."""
-    if any(not is_absent(row.get(name)) for name in CHATS):
-        questions = [each for each in parse_record(row, path, line).messages if each["role"] == "user"]
-        return parse_record(row, path, line).answer if answers else questions[-1]["content"]
+    """Return the text of a row whose columns have usual names; None if it has none. A chat may lack its last answer."""
     names = (*ASSISTANT, "text") if answers else USER
-    return next((row[name] for name in names if not is_absent(row.get(name))), None)
+    text = next((row[name] for name in (*CHATS, *names) if not is_absent(row.get(name))), None)
+    is_chat = isinstance(text, list) or any(not is_absent(row.get(name)) for name in CHATS)
+    if not is_chat:
+        return text
+    messages = parse_record(row if answers else with_answer(row), path, line).messages
+    return [each["content"] for each in messages if each["role"] == ("assistant" if answers else "user")][-1]
 
 
 def corpus_index(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
+from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import note
 from stepjepa.chat.marks import Message
+from stepjepa.data.columns import ASSISTANT, CHATS, USER
+from stepjepa.data.messages import from_json, is_absent, read_message
 from stepjepa.data.records import Record, as_records
 
 PLACEHOLDER = "."
@@ -49,18 +53,28 @@ def as_inputs(values: Any, *, open_chats: bool) -> list[Text] | list[Record]:
             place = texts.index(False)
             raise ValueError(f"inputs: expected texts alone or records alone, got no text at index {place}")
         return [Text(item, line=line) if isinstance(item, str) else item for line, item in enumerate(items, start=1)]
-    if is_table:
-        return list(as_records(values))
-    return list(as_records([with_answer(item) if open_chats else item for item in items]))
+    return list(as_records(values if is_table else items, change=with_answer if open_chats else None))
 
 
-def with_answer(value: Any) -> Any:
-    """Append a placeholder answer, which is never read, to a row whose chat ends in a user's turn."""
-    messages = value.get("messages") if isinstance(value, dict) else None
-    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
-        return value
-    is_open = messages[-1].get("role") == "user"
-    return {**value, "messages": [*messages, {"role": "assistant", "content": PLACEHOLDER}]} if is_open else value
+def with_answer(row: Any) -> Any:
+    """Append a placeholder answer, which is never read, to a row that has none: its chat ends in a user's turn.
+
+    The question may also be in a column of its own. What is no such row is returned as it is.
+    """
+    if not isinstance(row, Mapping):
+        return row
+    name = next((each for each in CHATS if not is_absent(row.get(each))), None)
+    if name is None:
+        has_question, has_answer = (any(not is_absent(row.get(each)) for each in names) for names in (USER, ASSISTANT))
+        return {**row, ASSISTANT[0]: PLACEHOLDER} if has_question and not has_answer else row
+    try:
+        chat = from_json(row[name], name, "a list of messages")
+    except UserError:  # the reader of the record says so
+        return row
+    last = chat[-1] if isinstance(chat, list) and chat else None
+    if not isinstance(last, Mapping) or (last.get("role") or last.get("from")) not in ("user", "human"):
+        return row
+    return {**row, name: [*chat, {"role": "assistant", "content": PLACEHOLDER}]}
 
 
 Chat = str | Sequence[Message]
@@ -68,15 +82,28 @@ Chat = str | Sequence[Message]
 
 
 def as_chats(questions: Iterable[Chat]) -> list[list[Message]]:
-    """Convert questions to chats; ValueError for a single text in place of a list, or for a chat without messages."""
+    """Convert questions to chats, whose messages are read as those of records.
+
+    Raises:
+        ValueError: a single text in place of a list, or a chat without messages.
+        UserError: a message is wrong.
+    """
     if isinstance(questions, str):
         raise ValueError("questions: expected a list of questions, got one text; put it into a list")
     chats: list[list[Message]] = [
-        [{"role": "user", "content": each}] if isinstance(each, str) else [*each] for each in questions
+        [{"role": "user", "content": each}] if isinstance(each, str) else _chat(each) for each in questions
     ]
     if not all(chats):
         raise ValueError("question: expected a text or messages, got an empty list")
     return chats
+
+
+def _chat(messages: Sequence[Message]) -> list[Message]:
+    """Return messages in the form of a record, and print the keys that are not read."""
+    both = [read_message(each, f"question[{number}]") for number, each in enumerate(messages)]
+    if unused := dict.fromkeys(key for _, keys in both for key in keys):
+        note(f"not used: {', '.join(f'question[].{key}' for key in unused)}")
+    return [message for message, _ in both]
 
 
 class EmbedOptions(TypedDict, total=False):

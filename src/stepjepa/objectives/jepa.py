@@ -24,6 +24,7 @@ from stepjepa.chat.marks import Message
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.batch_sizes import ANSWERED, EMBEDDED
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.messages import SYSTEM_ROLES
 from stepjepa.data.records import Record, as_records
 from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads
 from stepjepa.models.encode import check_layer
@@ -400,7 +401,7 @@ class Jepa:
         return texts
 
     def _with_system_prompt(self, chat: list[Message]) -> list[Message]:
-        if not self.system_prompt or self.config.plain or chat[0]["role"] == "system":
+        if not self.system_prompt or self.config.plain or chat[0]["role"] in SYSTEM_ROLES:
             return chat
         return [{"role": "system", "content": self.system_prompt}, *chat]
 
