@@ -41,8 +41,10 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     A known name is like it if it begins with it or has it as a part, else by its letters; case, dashes and underscores
     are ignored.
     """
-    typed, known = _plain(name), {_plain(each): each for each in names}
-    near = [each for text, each in known.items() if typed and (text.startswith(typed) or typed in text.split("-"))]
+    typed, known = _plain(name), {_plain(candidate): candidate for candidate in names}
+    near = [
+        candidate for text, candidate in known.items() if typed and (text.startswith(typed) or typed in text.split("-"))
+    ]
     if not 1 <= len(near) <= 2:
         near = [known[text] for text in difflib.get_close_matches(typed, known, n=1)]
     return f"; did you mean {' or '.join(near)}?" if near else ""

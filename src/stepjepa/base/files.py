@@ -30,7 +30,7 @@ def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
     """Return the path of a file; raise ``UserError`` if it is missing or a folder."""
     file = Path(path)
     if file.is_dir() or not file.exists():
-        names = [each.name for each in file.parent.iterdir()] if file.parent.is_dir() else []
+        names = [neighbour.name for neighbour in file.parent.iterdir()] if file.parent.is_dir() else []
         near = difflib.get_close_matches(file.name, names, n=1, cutoff=0.8)
         remedy = (
             f"did you mean {visible(str(file.with_name(near[0])))}?" if near and not file.is_dir() else "check the path"

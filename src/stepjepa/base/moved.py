@@ -61,7 +61,7 @@ class _Finder(MetaPathFinder, Loader):
         package, _, name = fullname.partition(".")
         if package != "stepjepa" or name not in MOVED:
             return None
-        return ModuleSpec(fullname, self, is_package=any(each.startswith(f"{name}.") for each in MOVED))
+        return ModuleSpec(fullname, self, is_package=any(old.startswith(f"{name}.") for old in MOVED))
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         new = MOVED[spec.name.partition(".")[2]]

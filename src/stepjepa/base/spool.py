@@ -58,7 +58,7 @@ class Spooled(Sequence[Item]):
 
     def __getitem__(self, index: int | slice) -> Item | list[Item]:
         if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(self._count))]
+            return [self[position] for position in range(*index.indices(self._count))]
         place = range(self._count)[index]
         return self._block(place // BLOCK)[place % BLOCK]
 

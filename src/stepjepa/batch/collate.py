@@ -120,8 +120,8 @@ class Collator:
 
     def _labels(self, sequences: Sequence[TokenSequence], paths: Sequence[Numbers]) -> Batch:
         """Return the tensors of labels and prompt labels: distinct predicting positions, and the tokens to predict."""
-        labels = [each.labels for each in sequences]
-        prompt = [each.prompt for each in sequences] if self.prompt_labels else []
+        labels = [sequence.labels for sequence in sequences]
+        prompt = [sequence.prompt for sequence in sequences] if self.prompt_labels else []
         (head_index, label_row), (prompt_index, prompt_row) = (
             np.unique(
                 _joined([path[table[:, 0]] for path, table in zip(paths, tables, strict=False)]), return_inverse=True
@@ -144,11 +144,12 @@ def _joined(parts: Sequence[NDArray[np.integer]]) -> Numbers:
 
 def _renumbered(sequences: Sequence[TokenSequence], before: Sequence[TokenSequence]) -> Sequence[TokenSequence]:
     """Number the pairs of a further text of a record after those of the texts ``before``."""
-    first = max((readout.pair + 1 for each in before for readout in each.readouts), default=0)
+    first = max((readout.pair + 1 for sequence in before for readout in sequence.readouts), default=0)
     if not first:
         return sequences
     return [
-        replace(each, readouts=tuple(it._replace(pair=first + it.pair) for it in each.readouts)) for each in sequences
+        replace(sequence, readouts=tuple(it._replace(pair=first + it.pair) for it in sequence.readouts))
+        for sequence in sequences
     ]
 
 
@@ -164,11 +165,12 @@ def _readouts(owners: Sequence[int], sequences: Sequence[TokenSequence], paths: 
             if readout.kind == kind
         }
         in_order = [by_pair[key] for key in sorted(by_pair)]
-        tokens, hashes = [each for each, _ in in_order], np.array([each for _, each in in_order], np.int64)
-        last = np.array([each[-1] for each in tokens], np.int64)
+        tokens = [positions for positions, _ in in_order]
+        hashes = np.array([digest for _, digest in in_order], np.int64)
+        last = np.array([positions[-1] for positions in tokens], np.int64)
         batch |= _tensors(**{f"{kind}_index": last, f"{kind}_key": hashes})
-        if any(len(each) > 1 for each in tokens):
-            pair = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
+        if any(len(positions) > 1 for positions in tokens):
+            pair = np.repeat(np.arange(len(tokens)), [len(positions) for positions in tokens])
             batch |= _tensors(**{f"{kind}_tokens": np.concatenate(tokens), f"{kind}_pair": pair})
     return batch
 

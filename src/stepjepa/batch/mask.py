@@ -58,7 +58,7 @@ class Calls:
     @property
     def scores(self) -> int:
         """Number of queries against keys that are computed, padding included."""
-        return sum(each.segments * each.queries * each.keys for each in self.shapes)
+        return sum(shape.segments * shape.queries * shape.keys for shape in self.shapes)
 
     def each(self) -> Iterator[Call]:
         """Yield the calls in order."""

@@ -56,7 +56,9 @@ class Batch(dict[str, BatchValue]):
     def __repr__(self) -> str:
         if "num_records" not in self:  # a batch in the making
             return f"Batch({', '.join(self)})"
-        shapes = ", ".join(f"[{rows}, {length}]" for rows, length in (each.input_ids.shape for each in self.passes))
+        shapes = ", ".join(
+            f"[{rows}, {length}]" for rows, length in (one_pass.input_ids.shape for one_pass in self.passes)
+        )
         counts = f"{self.num_records} records, {self.pairs} pairs, {len(self.label_ids)} labels"
         return f"Batch({counts}; token ids {shapes} on {self.input_ids.device})"
 
@@ -71,7 +73,7 @@ class Batch(dict[str, BatchValue]):
             if isinstance(value, Tensor):
                 moved[name] = value.to(device, non_blocking=non_blocking)
             elif isinstance(value, list):
-                moved[name] = [each.to(device, non_blocking) for each in value]
+                moved[name] = [item.to(device, non_blocking) for item in value]
         return moved
 
     def _get(self, name: str, kind: type[Value]) -> Value:
@@ -134,7 +136,7 @@ class Batch(dict[str, BatchValue]):
     @property
     def token_ids(self) -> Tensor:
         """``[cells]`` token id at each flat position of all passes."""
-        return torch.cat([each.input_ids.flatten() for each in self.passes])
+        return torch.cat([one_pass.input_ids.flatten() for one_pass in self.passes])
 
     # -- labels --------------------------------------------------------------------------------------------------------
 

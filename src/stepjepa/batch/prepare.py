@@ -117,7 +117,7 @@ def _tokenized(
         for _ in tqdm(range(0, len(records), BLOCK), f"prepare {records.what}", disable=None):
             block = record_tokenizer.tokenize(islice(waiting, BLOCK))
             tokens.update(count_tokens(block, config))
-            columns = [[each.length for each in block], list(map(flattened, block))]
+            columns = [[record.length for record in block], list(map(flattened, block))]
             writer.write_table(pa.table(columns, schema=SCHEMA))
         # Inside the block, so that no file of unusable records is stored.
         _check_usable(record_tokenizer.counts, config, records.latest.source if len(records) else records.what)

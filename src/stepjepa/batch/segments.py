@@ -86,7 +86,7 @@ def cheapest_calls(segments: Segments, costs: Costs) -> tuple[list[tuple[Numbers
     chosen: list[tuple[Numbers, bool]] = []
     total = 0.0
     for first, last in parts:
-        unmasked, masked = (float(each[0]) for each in both(np.array([first]), last))
+        unmasked, masked = (float(time[0]) for time in both(np.array([first]), last))
         chosen.append((order[first:last], unmasked <= masked))
         total += min(unmasked, masked)
     return chosen, total

@@ -182,7 +182,7 @@ class RecordTokenizer:
         which, place = ("last", -1) if self.config.plain else ("first", 0)
         if not exchanges:
             return "it has no question with an answer"
-        question, answer = (record.messages[each] for each in exchanges[place])
+        question, answer = (record.messages[index] for index in exchanges[place])
         fault = "not trained" if message_text(answer) else "a tool call" if answer.get("tool_calls") else "without text"
         return f"the answer behind the {which} question is {fault}" if message_text(question) else "a question is empty"
 
@@ -198,7 +198,7 @@ class RecordTokenizer:
         pairs: list[PairText] = []
         if config.mode == "step-jepa":
             steps = step_views(turns[-1], config.step_separator, config.steps_from)
-            pairs += [PairText(last, *each) for each in zip(steps, steps[config.pair_distance :], strict=False)]
+            pairs += [PairText(last, *pair) for pair in zip(steps, steps[config.pair_distance :], strict=False)]
         elif config.mode == "llm-jepa" and record.views is not None:
             for source, target in record.views:
                 if source.strip() and target.strip():
@@ -288,7 +288,7 @@ class RecordTokenizer:
         config, counts = self.config, self.counts
         texts: list[_Text] = []
         placed: dict[int, _Placed] = {}
-        too_long = [self._too_long(record, each) for each in tokens]
+        too_long = [self._too_long(record, tokenized) for tokenized in tokens]
         counts["over length"] += any(too_long)
         counts["truncated"] += any(too_long) and config.over_length == "truncate"
         for number, (turn, (encoding, answer, is_apart, special)) in enumerate(zip(turns, tokens, strict=True)):

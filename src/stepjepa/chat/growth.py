@@ -59,10 +59,10 @@ def _main_loop(tree: nodes.Template) -> int:
     for node in loop.body:
         _check(node, lists, in_loop=True)
     # What the loop leaves behind must not decide the text behind it.
-    changed = {each.name for each in loop.find_all(nodes.NSRef)}
-    changed |= {each.name for each in loop.find_all(nodes.Name) if each.ctx != "load"}
-    changed |= {each.name for each in tree.find_all(nodes.Macro)}
-    behind = {each.name for node in tree.body[number + 1 :] for each in node.find_all(nodes.Name)}
+    changed = {reference.name for reference in loop.find_all(nodes.NSRef)}
+    changed |= {variable.name for variable in loop.find_all(nodes.Name) if variable.ctx != "load"}
+    changed |= {macro.name for macro in tree.find_all(nodes.Macro)}
+    behind = {variable.name for node in tree.body[number + 1 :] for variable in node.find_all(nodes.Name)}
     if behind & (changed | lists):
         raise _NotProvenError
     return number
@@ -73,9 +73,9 @@ def _names_of_the_list(tree: nodes.Template) -> set[str]:
     lists, count = {"messages"}, 0
     while len(lists) > count:
         count = len(lists)
-        for each in tree.find_all(nodes.Assign):
-            if isinstance(each.target, nodes.Name) and _is_list(each.node, lists):
-                lists.add(each.target.name)
+        for assignment in tree.find_all(nodes.Assign):
+            if isinstance(assignment.target, nodes.Name) and _is_list(assignment.node, lists):
+                lists.add(assignment.target.name)
     return lists
 
 
@@ -115,8 +115,8 @@ def _check(node: nodes.Node, lists: set[str], *, in_loop: bool) -> None:
     if isinstance(node, nodes.For):
         _check(node.iter, lists, in_loop=in_loop)
         # Inside another loop, `loop` is that one.
-        for each in (node.target, *node.body, *node.else_, *([node.test] if node.test is not None else [])):
-            _check(each, lists, in_loop=False)
+        for child in (node.target, *node.body, *node.else_, *([node.test] if node.test is not None else [])):
+            _check(child, lists, in_loop=False)
         return
-    for each in node.iter_child_nodes():
-        _check(each, lists, in_loop=in_loop)
+    for child in node.iter_child_nodes():
+        _check(child, lists, in_loop=in_loop)

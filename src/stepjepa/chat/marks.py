@@ -226,8 +226,8 @@ def _marked_call(call: Any, mark: Callable[[str, Kind], str]) -> Any:
         if isinstance(value, str):
             return mark(value, "call")
         if isinstance(value, Mapping):
-            return {key: inner(each) for key, each in value.items()}
-        return [inner(each) for each in value] if isinstance(value, list) else value
+            return {key: inner(inner_value) for key, inner_value in value.items()}
+        return [inner(item) for item in value] if isinstance(value, list) else value
 
     function = call.get("function")
     if not isinstance(function, Mapping):

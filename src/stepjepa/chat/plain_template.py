@@ -90,7 +90,7 @@ class PlainTemplate:
 
 def _check_turn(question: Message, answer: Message) -> None:
     """Raise ``UserError`` for a turn that is not a text behind a question."""
-    parts = [each for each in (*REASONING_KEYS, "tool_calls") if answer.get(each)]
+    parts = [key for key in (*REASONING_KEYS, "tool_calls") if answer.get(key)]
     if question["role"] != "user":
         parts.insert(0, f"a message of role {question['role']} in front of the answer")
     if parts:

@@ -85,7 +85,9 @@ def with_served(templates: Mapping[str, str], change: Callable[[str], str]) -> d
 
     The others, which a caller has to name, are no prompts of training.
     """
-    return {name: change(each) if name in (_DEFAULT_NAME, _TOOL_USE) else each for name, each in templates.items()}
+    return {
+        name: change(source) if name in (_DEFAULT_NAME, _TOOL_USE) else source for name, source in templates.items()
+    }
 
 
 def with_values(source: str, variables: Mapping[str, object], *, folds_system: bool, header: str) -> str:
@@ -107,8 +109,8 @@ def with_pinned_date(source: str) -> str:
     if "strftime_now" in source and _MACRO not in source:
         # Some systems know a form of directives without leading zeros, such as %-d.
         day = datetime.datetime.combine(PINNED_DATE, datetime.time())
-        values = [(f"%-{each}", str(int(day.strftime(f"%{each}")))) for each in "dmHIMSjy"]
-        values += [(f"%{each}", day.strftime(f"%{each}")) for each in _DIRECTIVES]
+        values = [(f"%-{letter}", str(int(day.strftime(f"%{letter}")))) for letter in "dmHIMSjy"]
+        values += [(f"%{letter}", day.strftime(f"%{letter}")) for letter in _DIRECTIVES]
         replaced = "".join(f" | replace('{directive}', '{value}')" for directive, value in values)
         source = _before(source, f"{{%- {_MACRO}format) -%}}{{{{- format{replaced} -}}}}{{%- endmacro %}}")
     pinned = _default("date_string", PINNED_DATE.strftime("%d %b %Y"))
@@ -120,7 +122,7 @@ def with_pinned_date(source: str) -> str:
 def with_tool_use(source: str, tool_use: str) -> str:
     """Return one template for two: transformers renders chats with tools by a template of its own, if there is one."""
     # Jinja drops the line end behind a block, and the last one of a template.
-    first, second = (each.removesuffix("\n") for each in (tool_use, source))
+    first, second = (text.removesuffix("\n") for text in (tool_use, source))
     return f"{{%- if tools %}}\n{first}{{% else %}}\n{second}{{% endif %}}"
 
 
@@ -167,7 +169,7 @@ def _literal(value: object) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_literal(str(key))}: {_literal(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_literal(str(key))}: {_literal(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_literal, value)) + "]"
     return json.dumps(value, ensure_ascii=False)

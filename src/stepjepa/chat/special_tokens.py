@@ -50,7 +50,9 @@ def matched_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     changed = [text for text, token in added.items() if token.normalized]
     ids = tokenizer([f"a{text}" for text in changed], add_special_tokens=False)["input_ids"] if changed else []
     lost = {
-        text for text, each in zip(changed, ids, strict=True) if each[-1:] != [tokenizer.convert_tokens_to_ids(text)]
+        text
+        for text, token_ids in zip(changed, ids, strict=True)
+        if token_ids[-1:] != [tokenizer.convert_tokens_to_ids(text)]
     }
     return sorted({*added, *filter(None, tokenizer.all_special_tokens)} - lost, key=len, reverse=True)
 

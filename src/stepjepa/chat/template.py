@@ -355,7 +355,7 @@ class ChatTemplate:
         """
         behind = list(self._added.finditer(text, own_end)) if self.end_of_turn else []
         if behind:
-            closing = next((each for each in behind if each[0] == self.end_of_turn), behind[-1])
+            closing = next((token for token in behind if token[0] == self.end_of_turn), behind[-1])
             return text[: closing.end()], closing[0]
         stop = self.follower(following)
         if stop == self._tokenizer.eos_token and stop not in self._followers.values():

@@ -13,7 +13,7 @@ import random
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -132,12 +132,13 @@ class TextTokenizer:
 
     def __call__(self, texts: Sequence[str], contents: Sequence[Spans]) -> list[Tokens]:
         """Tokenise texts, which is faster for many at once; ``contents`` are the spans of user-written text in each."""
-        both = list(zip(texts, contents, strict=True))
-        spelt = [overlap(self.special_spans(text), spans) if spans else False for text, spans in both]
-        cut = [self._cut(text) for text, here in zip(texts, spelt, strict=True) if not here]
+        inputs = list(zip(texts, contents, strict=True))
+        # Whether the user-written text of each spells a special token.
+        spells = [overlap(self.special_spans(text), spans) if spans else False for text, spans in inputs]
+        cut = [self._cut(text) for text, spells_one in zip(texts, spells, strict=True) if not spells_one]
         plain = map(Tokens, self._of_pieces(cut))
-        replaced = iter(self._with_stand_ins([each for each, here in zip(both, spelt, strict=True) if here]))
-        return [next(replaced if here else plain) for here in spelt]
+        replaced = iter(self._with_stand_ins(list(compress(inputs, spells))))
+        return [next(replaced if spells_one else plain) for spells_one in spells]
 
     def turns(self, turns: Sequence[TurnText]) -> list[TurnTokens]:
         """Tokenise turns. If the tokens of the whole turn begin with those of its prompt, the others are the answer.
@@ -228,8 +229,8 @@ class TextTokenizer:
             replaced.append("".join(parts))
         back = self._back
         tokens = _tokenize(self._copy, replaced, split_special_tokens=True)
-        own = (np.array([back.get(i, i) for i in each.ids.tolist()], np.int32) for each in tokens)
-        return [Tokens([each._replace(ids=ids)]) for each, ids in zip(tokens, own, strict=True)]
+        own = (np.array([back.get(i, i) for i in text_tokens.ids.tolist()], np.int32) for text_tokens in tokens)
+        return [Tokens([text_tokens._replace(ids=ids)]) for text_tokens, ids in zip(tokens, own, strict=True)]
 
     def _make_copy(self) -> None:
         """Copy the tokenizer and add stand-ins of random private-use characters, which hardly any text contains."""
@@ -338,7 +339,10 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: b
     backend: Any = tokenizer.backend_tokenizer
     both = [
         *zip(encoding["input_ids"], encoding["offset_mapping"], strict=True),
-        *((each.ids, each.offsets) for each in backend.encode_batch(texts[len(slowly) :], add_special_tokens=False)),
+        *(
+            (encoded.ids, encoded.offsets)
+            for encoded in backend.encode_batch(texts[len(slowly) :], add_special_tokens=False)
+        ),
     ]
     return [
         Piece(np.array(ids, np.int32), offsets, len(text)) for text, (ids, offsets) in zip(texts, both, strict=True)
@@ -350,5 +354,5 @@ def _passes_texts_on(kind: Any) -> bool:
     from transformers import PreTrainedTokenizerFast
 
     usual: Any = PreTrainedTokenizerFast
-    methods = ((each.__call__, each._encode_plus, each._convert_encoding) for each in (kind, usual))
+    methods = ((cls.__call__, cls._encode_plus, cls._convert_encoding) for cls in (kind, usual))
     return all(map(is_, *methods))

@@ -79,7 +79,7 @@ def make_parser(name: str) -> Parser:
 @cache
 def known_flags(name: str) -> frozenset[str]:
     """Return the flags of a command and those of a run: notes on runs name the latter."""
-    return frozenset([*make_parser(name).flags(), *(f"--{each}" for each in FLAT)])
+    return frozenset([*make_parser(name).flags(), *(f"--{setting}" for setting in FLAT)])
 
 
 def naming_flags(name: str) -> AbstractContextManager[None]:
@@ -92,6 +92,6 @@ def parse(name: str, arguments: Sequence[str]) -> argparse.Namespace:
     command = load(name)
     with naming_flags(name):
         translated, notes = command.translate(arguments)
-        for each in notes:
-            note(each)
+        for line in notes:
+            note(line)
         return command.parse(make_parser(name), translated)

@@ -116,7 +116,7 @@ def report(args: argparse.Namespace) -> list[JsonObject] | int:
     from stepjepa.study.run_folders import find_run_folders
     from stepjepa.study.run_report import report, report_text
 
-    rows = report([each.folder for each in find_run_folders(args.runs)], evaluation=args.evaluation)
+    rows = report([run.folder for run in find_run_folders(args.runs)], evaluation=args.evaluation)
     if not args.json:
         print(visible_lines(report_text(rows)))
     return rows

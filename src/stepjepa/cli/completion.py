@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
             subparser.add_argument(field, help="of transformers.TrainingArguments")
     complete = {"FILE": shtab.FILE, "FILE.html": shtab.FILE, **dict.fromkeys(("DIR", "PATH", "RUN"), shtab.DIRECTORY)}
     parsers = [*commands.choices.values()]
-    for each in parsers:
-        for action in each._actions:
+    for command_parser in parsers:
+        for action in command_parser._actions:
             if isinstance(action, argparse._SubParsersAction):
                 parsers.extend(action.choices.values())
             elif action.metavar in complete:

@@ -21,7 +21,7 @@ OBJECTIVE = "objective (neither --regular nor --step_jepa means LLM-JEPA)"
 _SHARED = ("train_file", "columns", "bad_records", "model_name", "chat_template", "trust_remote_code")
 
 RECORDS_MODEL_OBJECTIVE = (
-    *(each for each in WRITTEN if each.name in _SHARED),
+    *(setting for setting in WRITTEN if setting.name in _SHARED),
     *(*SHORTCUTS, *JEPA, *TERMS),
 )
 """Settings of a run that ``inspect`` and ``verify`` have, too."""
@@ -55,7 +55,7 @@ def add_records_model_objective(parser: Parser) -> None:
 
 def run_config(args: argparse.Namespace, options: Iterable[Option] = (*SHORTCUTS, *WRITTEN)) -> RunConfig:
     """Return the configuration that the parsed flags of ``options`` describe."""
-    values = {each.flag: getattr(args, each.flag) for each in options if hasattr(args, each.flag)}
+    values = {setting.flag: getattr(args, setting.flag) for setting in options if hasattr(args, setting.flag)}
     return RunConfig.from_flat({**values, **getattr(args, "trainer", {})}, note)
 
 
@@ -70,8 +70,8 @@ def settings_of_earlier_run(arguments: Sequence[str], jepa: JsonObject) -> JsonO
     parser.takes_others = True
     add_run(parser)
     args, others = parser.parse_known_args(translate_train(arguments)[0])
-    objective = {each.flag for each in (*SHORTCUTS, *JEPA, *TERMS)}
-    values = {each.flag: getattr(args, each.flag) for each in WRITTEN if hasattr(args, each.flag)}
+    objective = {setting.flag for setting in (*SHORTCUTS, *JEPA, *TERMS)}
+    values = {setting.flag: getattr(args, setting.flag) for setting in WRITTEN if hasattr(args, setting.flag)}
     values = {
         name: value for name, value in values.items() if name not in objective and not FLAT[name].about.get("launch")
     }
@@ -89,7 +89,7 @@ def arguments_of_file(parser: Parser, path: str, typed: Sequence[str], *, truste
     Raises:
         UserError: the file is wrong, or a line of it, whose number is named; or it names code that is not trusted.
     """
-    overridden = {parser.destination(each.partition("=")[0]) for each in typed} - {None}
+    overridden = {parser.destination(argument.partition("=")[0]) for argument in typed} - {None}
     arguments = list[str]()
     for name, value in (recorded_settings(path, trusted=trusted) if is_record(path) else read_flat(path)).items():
         try:
@@ -114,10 +114,10 @@ def _trainer_parser() -> Parser:
     """Return a parser of the fields of ``TrainingArguments``, of which only those that are named are parsed."""
     parser = Parser(add_help=False, prog="stepjepa train")
     parser.takes_others = True
-    for each in trainer_options().values():
-        parser.add_options([each], "transformers.TrainingArguments", named_only=True)
-        if each.default is True:
-            parser.add_switch_off(each.name)
+    for setting in trainer_options().values():
+        parser.add_options([setting], "transformers.TrainingArguments", named_only=True)
+        if setting.default is True:
+            parser.add_switch_off(setting.name)
     return parser
 
 
@@ -147,7 +147,7 @@ def more_help(train_parser: Parser) -> str:
     parser = Parser(add_help=False, prog="stepjepa train")
     our_flags = {*train_parser.flags()}
     parser.add_options(
-        [each for each in trainer_options().values() if f"--{each.name}" not in our_flags],
+        [setting for setting in trainer_options().values() if f"--{setting.name}" not in our_flags],
         "transformers.TrainingArguments",
     )
     published = "\nFlags of the published scripts are translated: docs/published.md has a table of them.\n\n"

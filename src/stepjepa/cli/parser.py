@@ -28,7 +28,7 @@ def check_exclusive(args: argparse.Namespace, *pairs: tuple[str, str]) -> None:
 
 def from_args(settings: type[T], args: argparse.Namespace, **more: Any) -> T:
     """Create an instance of a dataclass from the parsed flags of its options; ``more`` sets or replaces fields."""
-    values = {each.name: getattr(args, each.name) for each in options_of(settings) if each.name not in more}
+    values = {setting.name: getattr(args, setting.name) for setting in options_of(settings) if setting.name not in more}
     return settings(**values, **more)
 
 
@@ -89,12 +89,12 @@ class Parser(argparse.ArgumentParser):
 
     def add_options(self, options: Iterable[Option], group: str, *, named_only: bool = False) -> None:
         """Add the flags of some settings; with ``named_only`` parsed arguments have no defaults, only named flags."""
-        for each in options:
-            title = each.about.get("group", group)
+        for setting in options:
+            title = setting.about.get("group", group)
             section = next((existing for existing in self._action_groups if existing.title == title), None)
-            _add(section or self.add_argument_group(title), each, named_only)
-            if each.default is MISSING and not each.about.get("positional"):
-                self.required.append(each.flag)
+            _add(section or self.add_argument_group(title), setting, named_only)
+            if setting.default is MISSING and not setting.about.get("positional"):
+                self.required.append(setting.flag)
 
     def add_switch_off(self, name: str) -> None:
         """Add ``--no_NAME``, which sets a switch to false."""
@@ -102,8 +102,8 @@ class Parser(argparse.ArgumentParser):
 
     def flags(self) -> list[str]:
         """Return every flag, with its dashes; those of its sub-commands, too."""
-        inner = [each for each in self._actions if isinstance(each, argparse._SubParsersAction)]
-        parsers = [parser for each in inner for parser in each.choices.values()]
+        inner = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        parsers = [parser for action in inner for parser in action.choices.values()]
         return [*self._option_string_actions, *(flag for parser in parsers for flag in parser._option_string_actions)]
 
     def destination(self, flag: str) -> str | None:
@@ -134,7 +134,7 @@ class Parser(argparse.ArgumentParser):
         name = unknown[0].partition("=")[0]
         # Without the dashes, which would make any two flags alike.
         flags = {flag.lstrip("-").lower(): flag for flag in (*self._option_string_actions, *known)}
-        near = [flags[each] for each in similar_names(name.lstrip("-").lower(), flags)[:3]]
+        near = [flags[similar] for similar in similar_names(name.lstrip("-").lower(), flags)[:3]]
         every = f"{self.prog} --help{'_all' if self.common else ''} names all"
         remedy = self.not_flags.get(name) or (f"did you mean {' or '.join(near)}?" if near else every)
         self.error(f"unknown argument {shown(unknown[0])}; {remedy}")
@@ -151,18 +151,18 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help text: all options in full, or the common ones in short form."""
-        positional = [str(each.metavar or each.dest) for each in self._actions if not each.option_strings]
+        positional = [str(action.metavar or action.dest) for action in self._actions if not action.option_strings]
         needed = [f"--{name} {self._option_string_actions[f'--{name}'].metavar}" for name in self.required]
         self.usage = " ".join([self.prog, *positional, *needed, "[flags below]"])
         if self.common:
-            hidden = [each for each in self._actions if each.dest not in self.common]
-            for each in self._actions:
+            hidden = [action for action in self._actions if action.dest not in self.common]
+            for action in self._actions:
                 # One name, and the help text up to its first semicolon.
-                each.option_strings, each.help = each.option_strings[:1], getattr(each, "summary", each.help)
-                if each.metavar == "BOOL":
-                    each.metavar, each.nargs = None, 0
-            for each in hidden:
-                each.help = argparse.SUPPRESS
+                action.option_strings, action.help = action.option_strings[:1], getattr(action, "summary", action.help)
+                if action.metavar == "BOOL":
+                    action.metavar, action.nargs = None, 0
+            for action in hidden:
+                action.help = argparse.SUPPRESS
             self.epilog = f"{self.epilog or ''}\n{self.prog} --help_all: {len(hidden)} more flags.".strip()
         return super().format_help()
 

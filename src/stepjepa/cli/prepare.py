@@ -94,11 +94,11 @@ KINDS: dict[str, tuple[str, tuple[tuple[type, str], ...], Callable[[argparse.Nam
     "steps": ("responses of a reasoning model", (SOURCE, (StepOptions, "steps"), (SplitFlags, "steps")), _run_rows),
     **{
         name: (
-            f"{each.summary}; rows with {each.rows}",
+            f"{conversion.summary}; rows with {conversion.rows}",
             (SOURCE, (Gsm8kFlags, "solution")) if name == "gsm8k" else (SOURCE,),
             _run_rows,
         )
-        for name, each in CONVERSIONS.items()
+        for name, conversion in CONVERSIONS.items()
     },
     "stepmath": ("generated word problems, each step in need of the one before", STEPMATH, _run_stepmath),
     "nl-rx": ("generated sentences and regular expressions, as in NL-RX", ((NlRxSettings, "options"),), _run_nl_rx),

@@ -183,7 +183,7 @@ def _tube(line: CommandLine) -> None:
     line.refuse("random_span_times", f"--stp draws once a record; nearest is {SPAN_TERM}", without_effect="1".__eq__)
     infinite = "--stp has no longest span; nearest is " + SPAN_TERM
     line.refuse("random_span_max_length", infinite, without_effect="-1".__eq__)
-    spans = (f"random_span_{each}" for each in ("all", "e2e", "uniform", "draw_both"))
+    spans = (f"random_span_{kind}" for kind in ("all", "e2e", "uniform", "draw_both"))
     line.note_idle(*spans, reason="--stp draws from the whole text")
     layer, mode = line.take("random_span_layer"), line.take("linear")
     if mode is None:

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"{'; '.join(changes)}; restore what it was, or pass --allow_changes", path=folder)
         command = as_arguments(config.to_flat())
         if is_main_process():
-            lines = [f"stepjepa train {shlex.join(command)}", *(f"note: {each}" for each in (*changes, *differences))]
+            lines = [f"stepjepa train {shlex.join(command)}", *(f"note: {line}" for line in (*changes, *differences))]
             print(*map(visible, lines), sep="\n", flush=True)
         load("train").run(argparse.Namespace(run=config, typed=command, dry_run=False, json=False, debug=0))
     return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
@@ -73,7 +73,7 @@ def _recorded_settings(folder: Path, old: JsonObject, *, trusted: bool) -> JsonO
     if is_record(folder / CONFIG_FILE):
         return recorded_settings(folder / CONFIG_FILE, trusted=trusted)
     arguments = old.get("arguments")
-    if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
+    if not isinstance(arguments, list) or not all(isinstance(argument, str) for argument in arguments):
         raise UserError(f"there is no {CONFIG_FILE}, and run.json holds no 'arguments'; train again", path=folder)
     return settings_of_earlier_run(arguments, old.get("jepa") or {}) | SILENT
 

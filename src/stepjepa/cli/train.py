@@ -55,8 +55,8 @@ def parse(parser: Parser, typed: Sequence[str]) -> argparse.Namespace:
     if (file := line.value("config")) is not None:
         arguments = [*arguments_of_file(parser, file, typed, trusted=line.is_on("trust_folder")), *arguments]
     arguments, notes = translate_train(arguments, RunConfig.eval_split)
-    for each in notes:
-        note(each)
+    for message in notes:
+        note(message)
     args: argparse.Namespace
     args, others = parser.parse_known_args(arguments)
     args.typed, args.trainer = list(typed), trainer_values(parser, others)

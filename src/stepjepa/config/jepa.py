@@ -293,12 +293,12 @@ def affecting(config: JepaConfig, what: str) -> JsonObject:
 
 _OPTIONS = tuple(options_of(JepaConfig))
 
-SETTINGS = {each.name: each.about for each in _OPTIONS}
+SETTINGS = {setting.name: setting.about for setting in _OPTIONS}
 """Metadata of each field, as given to :func:`option`."""
 
-DEFAULTS: JsonObject = {each.name: each.default for each in _OPTIONS}
+DEFAULTS: JsonObject = {setting.name: setting.default for setting in _OPTIONS}
 
-CHOICES = {each.name: each.choices for each in _OPTIONS if each.choices}
+CHOICES = {setting.name: setting.choices for setting in _OPTIONS if setting.choices}
 
 NEEDS_VIEWS = tuple(name for name, about in SETTINGS.items() if about.get("views"))
 """Fields without effect in regular training."""

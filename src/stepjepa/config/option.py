@@ -108,7 +108,7 @@ class Option:
             UserError: the value is of another type or not allowed.
         """
         if self.several:
-            return [self._convert_one(each) for each in (value if isinstance(value, list | tuple) else [value])]
+            return [self._convert_one(item) for item in (value if isinstance(value, list | tuple) else [value])]
         return self._convert_one(value)
 
     def _convert_one(self, value: object) -> Any:
@@ -130,16 +130,16 @@ def options_of(*settings: DataclassInstance | type[DataclassInstance]) -> Iterat
     """Yield the options of dataclasses, or of instances of them."""
     for owner in settings:
         hints = get_type_hints(owner if isinstance(owner, type) else type(owner))
-        for each in fields(owner):
-            if "help" not in each.metadata:
+        for owner_field in fields(owner):
+            if "help" not in owner_field.metadata:
                 continue
-            hint, several = hints[each.name], False
+            hint, several = hints[owner_field.name], False
             if get_origin(hint) in (Union, UnionType):
                 hint = next(inner for inner in get_args(hint) if inner is not NoneType)
             if get_origin(hint) in (list, tuple):
                 hint, several = get_args(hint)[0], True
-            choices = get_args(hint) if get_origin(hint) is Literal else tuple(each.metadata.get("choices", ()))
-            yield Option(each.name, hint, several, choices, each.default, each.metadata)
+            choices = get_args(hint) if get_origin(hint) is Literal else tuple(owner_field.metadata.get("choices", ()))
+            yield Option(owner_field.name, hint, several, choices, owner_field.default, owner_field.metadata)
 
 
 def _reader(expected: str, convert: Callable[[str], T]) -> Callable[[str], T]:
@@ -179,13 +179,13 @@ READERS: Mapping[object, Callable[[str], object]] = {
 
 def check_values(settings: DataclassInstance) -> None:
     """Raise ``UserError`` for the first option that is out of range or not among its choices."""
-    for each in options_of(settings):
-        value = getattr(settings, each.name)
-        if each.several and not isinstance(value, list | tuple | None):
-            raise UserError(f"{each.name}: expected a list, got {shown(value)}")
-        for one in value if each.several and value is not None else (value,):
-            if fault := each.fault(one):
-                raise UserError(f"{each.name}: {fault}")
+    for setting in options_of(settings):
+        value = getattr(settings, setting.name)
+        if setting.several and not isinstance(value, list | tuple | None):
+            raise UserError(f"{setting.name}: expected a list, got {shown(value)}")
+        for one in value if setting.several and value is not None else (value,):
+            if fault := setting.fault(one):
+                raise UserError(f"{setting.name}: {fault}")
 
 
 def check_effects(values: Mapping[str, object], *settings: type) -> None:
@@ -193,13 +193,13 @@ def check_effects(values: Mapping[str, object], *settings: type) -> None:
 
     ``values`` holds the value of every option, by name.
     """
-    for each in options_of(*settings):
-        condition = each.about.get("only_with")
-        if condition is None or values[each.flag] in (None, each.default):
+    for setting in options_of(*settings):
+        condition = setting.about.get("only_with")
+        if condition is None or values[setting.flag] in (None, setting.default):
             continue
-        if not has_effect(each, values):
+        if not has_effect(setting, values):
             words = " or ".join(f"`{other}`" for other in condition.split(" or "))
-            raise UserError(f"`{each.flag}` does nothing without {words}; add it or leave it out")
+            raise UserError(f"`{setting.flag}` does nothing without {words}; add it or leave it out")
 
 
 def has_effect(each: Option, values: Mapping[str, object]) -> bool:
@@ -222,7 +222,7 @@ def documented(elsewhere: Elsewhere) -> Callable[[C], C]:
     """
 
     def decorate(cls: C) -> C:
-        init, names = vars(cls)["__init__"], [each.name for each in fields(cls) if each.init]
+        init, names = vars(cls)["__init__"], [attribute.name for attribute in fields(cls) if attribute.init]
         cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\nArgs:\n" + "\n".join(map(_line, options_of(cls)))
 
         @wraps(init)
@@ -272,9 +272,9 @@ def similar_names(name: str, names: Collection[str]) -> list[str]:
     """
     if (usual := USUAL_NAMES.get(name, name)) in names:
         return [usual]
-    near = [each for each in names if each.startswith(f"{name}_")]
+    near = [candidate for candidate in names if candidate.startswith(f"{name}_")]
     near = near or difflib.get_close_matches(name, names, n=1)
-    return near or [each for each in names if name in each.split("_")]
+    return near or [candidate for candidate in names if name in candidate.split("_")]
 
 
 def _remedy(name: str, names: list[str], others: Mapping[str, str]) -> str | None:
@@ -282,13 +282,13 @@ def _remedy(name: str, names: list[str], others: Mapping[str, str]) -> str | Non
     if name in others:
         return f"pass {others[name]}"
     near = similar_names(name, [*names, *others])
-    spelled = (each if each in names else others[each] for each in near)
+    spelled = (similar if similar in names else others[similar] for similar in near)
     return f"did you mean {' or '.join(spelled)}?" if near else None
 
 
 def short_repr(settings: DataclassInstance, usual: DataclassInstance) -> str:
     """Represent a dataclass by the fields that differ from those of ``usual``, as a call that makes an equal one."""
-    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(usual, name)]
     return f"{type(settings).__name__}({', '.join(changed)})"
 

@@ -58,10 +58,10 @@ _launch = partial(option, group="run", launch=True)
 
 def _in_parts(name: str, value: object) -> dict[str, str]:
     """Return settings that are no field of ``RunConfig``, by the names of their flags, as they are passed to it."""
-    parts = {each.flag: f"jepa=JepaConfig({each.name}={value!r})" for each in JEPA}
-    parts |= {each.flag: f"lora=LoraSettings({each.name}={value!r})" for each in LORA}
-    parts |= {other: f"{each.name}={value!r}" for each in OPTIONS for other in each.about.get("names", ())}
-    return {each: f"trainer={{'{each}': {value!r}}}" for each in trainer_options()} | parts
+    parts = {setting.flag: f"jepa=JepaConfig({setting.name}={value!r})" for setting in JEPA}
+    parts |= {setting.flag: f"lora=LoraSettings({setting.name}={value!r})" for setting in LORA}
+    parts |= {other: f"{setting.name}={value!r}" for setting in OPTIONS for other in setting.about.get("names", ())}
+    return {argument: f"trainer={{'{argument}': {value!r}}}" for argument in trainer_options()} | parts
 
 
 @documented(_in_parts)
@@ -173,10 +173,10 @@ class RunConfig:
     ``{"train_dataset": {"records": 5, "sha256": ...}}``: read from the file of its folder. A run needs them again."""
 
     def __post_init__(self) -> None:
-        for each in OPTIONS:
-            value = getattr(self, each.name)
-            if each.type is str and isinstance(value, os.PathLike):
-                setattr(self, each.name, os.fspath(value))
+        for setting in OPTIONS:
+            value = getattr(self, setting.name)
+            if setting.type is str and isinstance(value, os.PathLike):
+                setattr(self, setting.name, os.fspath(value))
         check_values(self)
         if own_settings := [name for name in self.trainer if name in FLAT]:
             raise UserError(f"trainer: '{own_settings[0]}' is set by `{FLAT[own_settings[0]].flag}`; use that instead")
@@ -189,7 +189,7 @@ class RunConfig:
 
     def _values(self) -> JsonObject:
         """Return the value of every option by its name, and of ``lora``."""
-        return {**{each.name: getattr(self, each.name) for each in OPTIONS}, "lora": self.lora}
+        return {**{setting.name: getattr(self, setting.name) for setting in OPTIONS}, "lora": self.lora}
 
     def _check_contradictions(self) -> None:
         """Raise ``UserError`` for settings that have no effect or contradict each other."""
@@ -237,7 +237,7 @@ class RunConfig:
         if self.model_name is None and "model" not in passed:
             raise UserError("model_name: expected a folder, a hub id or a preset, got None")
         data = (self.train_file, self.data_file, self.dataset)
-        if all(each is None for each in data) and "train_dataset" not in passed:
+        if all(source is None for source in data) and "train_dataset" not in passed:
             raise UserError("name the data with one of `train_file`, `data_file` and `dataset`")
 
     @property
@@ -255,20 +255,20 @@ class RunConfig:
         """
         terms, parts = self.jepa.terms, self.lora or LoraSettings()
         values = {
-            **{each.flag: getattr(self, each.name) for each in OPTIONS},
-            **{each.flag: getattr(parts, each.name) for each in LORA},
-            **{each.flag: getattr(self.jepa, each.name) for each in JEPA},
+            **{setting.flag: getattr(self, setting.name) for setting in OPTIONS},
+            **{setting.flag: getattr(parts, setting.name) for setting in LORA},
+            **{setting.flag: getattr(self.jepa, setting.name) for setting in JEPA},
             "lora": self.lora is not None,
             "eval_file": self.eval_file or self.objects.get("eval_dataset"),
-            "term": [each["term"] for each in terms] or None,
-            "term_args": [each.get("args", {}) for each in terms] or None,
+            "term": [term["term"] for term in terms] or None,
+            "term_args": [term.get("args", {}) for term in terms] or None,
         }
         views = self.jepa.uses_views
         flat = {
-            each.flag: values[each.flag]
-            for each in WRITTEN
-            if has_effect(each, values) and (views or not each.about.get("views"))
-            if launch or not each.about.get("launch")
+            setting.flag: values[setting.flag]
+            for setting in WRITTEN
+            if has_effect(setting, values) and (views or not setting.about.get("views"))
+            if launch or not setting.about.get("launch")
         }
         flat |= {"eval_file": self.eval_file, **self.trainer, **self.objects}
         return {name: value for name, value in flat.items() if value is not None}
@@ -380,8 +380,8 @@ WRITTEN: tuple[Option, ...] = tuple(
 )
 """The settings of the flat spelling, in order."""
 
-FLAT: dict[str, Option] = {name: each for each in (*WRITTEN, *SHORTCUTS) for name in each.spellings}
+FLAT: dict[str, Option] = {name: setting for setting in (*WRITTEN, *SHORTCUTS) for name in setting.spellings}
 """Every spelling of a setting, shortcuts among them -> the setting."""
 
-PLACES = frozenset(each.flag for each in OPTIONS if each.about.get("moves"))
+PLACES = frozenset(setting.flag for setting in OPTIONS if setting.about.get("moves"))
 """Settings that hold paths, which may differ on another machine."""

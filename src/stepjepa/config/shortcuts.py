@@ -40,7 +40,7 @@ class Shortcuts:
     infonce: bool = option(False, "short for `jepa_loss_type infonce`", group="loss")
 
 
-JEPA = tuple(each for each in options_of(JepaConfig) if each.name != "terms")
+JEPA = tuple(setting for setting in options_of(JepaConfig) if setting.name != "terms")
 SHORTCUTS = tuple(options_of(Shortcuts))
 TERMS = tuple(options_of(TermFlags))
 
@@ -50,8 +50,8 @@ def read_objective(named: JsonObject, note: Callable[[str], None]) -> JepaConfig
 
     ``note`` is called with one line about a setting that has no effect, but is common in published commands.
     """
-    short = {each.flag: named.pop(each.flag, False) for each in SHORTCUTS}
-    objective = {each.name: named.pop(each.flag) for each in JEPA if each.flag in named}
+    short = {setting.flag: named.pop(setting.flag, False) for setting in SHORTCUTS}
+    objective = {setting.name: named.pop(setting.flag) for setting in JEPA if setting.flag in named}
     modes = {name for name, on in (("regular", short["regular"]), ("step-jepa", short["step_jepa"])) if on}
     if len(modes) > 1:
         raise UserError("`regular` and `step_jepa` exclude each other; leave one out")
@@ -90,7 +90,7 @@ def flat_objective(recorded: JsonObject) -> JsonObject:
         name: value for name, value in recorded.items() if name != "terms" and not (regular and name in NEEDS_VIEWS)
     }
     if terms:
-        flat |= {"term": [each["term"] for each in terms], "term_args": [each.get("args", {}) for each in terms]}
+        flat |= {"term": [term["term"] for term in terms], "term_args": [term.get("args", {}) for term in terms]}
     return flat
 
 

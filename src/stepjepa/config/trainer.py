@@ -48,14 +48,14 @@ def trainer_options() -> Mapping[str, Option]:
 
 def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
     """Describe one field: of a union the first type other than None and a plain text, if there is any."""
-    hints = [each for each in get_args(hint) if each is not NoneType] if _is_union(hint) else [hint]
-    kind = next((each for each in hints if each is not str), str)
+    hints = [inner_hint for inner_hint in get_args(hint) if inner_hint is not NoneType] if _is_union(hint) else [hint]
+    kind = next((inner_hint for inner_hint in hints if inner_hint is not str), str)
     several = get_origin(kind) is list
     if several:
         kind = get_args(kind)[0]
     choices: tuple[str, ...] = ()
     if isinstance(kind, type) and issubclass(kind, Enum):
-        choices, kind = tuple(str(each.value) for each in kind), str
+        choices, kind = tuple(str(member.value) for member in kind), str
     elif get_origin(kind) is Literal or kind not in (int, float, bool, str):
         # Among them mappings, which are written as JSON.
         kind = str

@@ -208,13 +208,13 @@ def _repeated_field(fields: Iterable[Any]) -> str | None:
     import pyarrow
 
     names = set[str]()
-    for each in fields:
-        is_struct = isinstance(each.type, pyarrow.StructType)
-        inner = each.type if is_struct else [getattr(each.type, "value_field", None)]  # of a list
-        name = each.name if each.name in names else _repeated_field(filter(None, inner))
+    for arrow_field in fields:
+        is_struct = isinstance(arrow_field.type, pyarrow.StructType)
+        inner = arrow_field.type if is_struct else [getattr(arrow_field.type, "value_field", None)]  # of a list
+        name = arrow_field.name if arrow_field.name in names else _repeated_field(filter(None, inner))
         if name is not None:
             return str(name)
-        names.add(each.name)
+        names.add(arrow_field.name)
     return None
 
 

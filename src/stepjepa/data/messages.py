@@ -279,7 +279,7 @@ def _calls(value: object, name: str, key: str, unread: list[str]) -> list[JsonOb
             form = "{'type': 'function', 'function': {'name': ..., 'arguments': {...}}}"
             raise UserError(f"{name}[{index}] is {shown(call)}; expected {form}")
         place = f"{name}[{index}].function.arguments"
-        named = [each for each in _ARGUMENTS if not is_absent(function.get(each))]
+        named = [spelling for spelling in _ARGUMENTS if not is_absent(function.get(spelling))]
         if len(named) > 1:
             raise UserError(f"{name}[{index}] has {' and '.join(named)}, which are one field; keep 'arguments'")
         arguments = from_json(function[named[0]], place, "an object") if named else {}
@@ -287,7 +287,7 @@ def _calls(value: object, name: str, key: str, unread: list[str]) -> list[JsonOb
         if not isinstance(arguments, Mapping):
             raise UserError(f"'{place}' is {shown(arguments)}; expected an object, or the same as JSON text")
         identifier = {} if is_absent(call.get("id")) else {"id": str(call["id"])}
-        unread.extend(each for each in _unread_of_call(call, function, key) if each not in unread)
+        unread.extend(unread_key for unread_key in _unread_of_call(call, function, key) if unread_key not in unread)
         calls.append({**identifier, "type": "function", "function": {"name": title, "arguments": dict(arguments)}})
     return calls
 

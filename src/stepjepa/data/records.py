@@ -69,7 +69,7 @@ class Record:
         return str(self.messages[-1]["content"])
 
 
-_FIELDS: Callable[[Record], tuple[object, ...]] = attrgetter(*(each.name for each in fields(Record)))
+_FIELDS: Callable[[Record], tuple[object, ...]] = attrgetter(*(attribute.name for attribute in fields(Record)))
 
 
 Data = str | os.PathLike[str] | Iterable[Record | JsonObject]
@@ -197,7 +197,7 @@ def _check_views(
     if pairs is not None:
         is_list_of_lists = isinstance(pairs, list | tuple) and all(isinstance(pair, list | tuple) for pair in pairs)
         if not is_list_of_lists or not all(
-            len(pair) == 2 and all(isinstance(each, str) for each in pair) for pair in pairs
+            len(pair) == 2 and all(isinstance(view, str) for view in pair) for pair in pairs
         ):
             raise UserError("'views' must be a list of pairs of texts: [[source, target], ...]")
         return tuple((source, target) for source, target in pairs), ("views",)

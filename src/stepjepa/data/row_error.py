@@ -48,8 +48,10 @@ class RowError(UserError):
         line: int | None = None,
     ) -> None:
         texts = (
-            (each.with_setting if each.setting in settings else each.without) if isinstance(each, Remedy) else each
-            for each in remedies
+            (remedy.with_setting if remedy.setting in settings else remedy.without)
+            if isinstance(remedy, Remedy)
+            else remedy
+            for remedy in remedies
         )
         super().__init__(f"{problem}; {', or '.join(filter(None, texts))}", path=path, line=line)
         self.problem, self.remedies, self.settings, self.path = problem, remedies, settings, path

@@ -206,5 +206,5 @@ def _plain_files(name: str, subset: str | None) -> dict[str, _Files]:
         return {}
     parts = datasets.load_dataset_builder(name, subset).config.data_files or {}
     splits = {str(split): _Files([Path(str(file)) for file in files]) for split, files in parts.items()}
-    files = [file for each in splits.values() for file in each.files]
+    files = [file for split_files in splits.values() for file in split_files.files]
     return splits if all(file.suffix.lower() in FORMATS and file.is_file() for file in files) else {}

@@ -85,7 +85,8 @@ class Batcher:
                 raise record_error(self.records[example.index], message)
         answers = self.generator.answer([example.prompt_ids for example in batch], number)
         questions = [
-            Question(each.index, self.records[each.index], each.prompt, self._likelihoods(each)) for each in batch
+            Question(prompted.index, self.records[prompted.index], prompted.prompt, self._likelihoods(prompted))
+            for prompted in batch
         ]
         lines = judge(self.task, questions, answers, self.headline)
         for line, example, value in zip(lines, batch, gold, strict=True):

@@ -75,7 +75,7 @@ def _text_of(row: JsonObject, path: str, line: int, answers: bool) -> object:
     if not is_chat:
         return text
     messages = parse_record(row if answers else with_answer(row), path, line).messages
-    return [each["content"] for each in messages if each["role"] == ("assistant" if answers else "user")][-1]
+    return [message["content"] for message in messages if message["role"] == ("assistant" if answers else "user")][-1]
 
 
 def corpus_index(
@@ -122,7 +122,7 @@ def corpus_index(
             raise UserError(f"{fault}, or pass `no_cache`", path=file)
         if vectors is not None:
             entries, first = distinct(texts)
-            return TextIndex(jepa, [each.text for each in entries], first, vectors, side, options)
+            return TextIndex(jepa, [entry.text for entry in entries], first, vectors, side, options)
         note(f"{file} is of another model or corpus; it is written again")
     index = jepa.index(texts, side, **options)
     try:
@@ -146,6 +146,6 @@ def corpus_fingerprint(jepa: Jepa, model_path: str, texts: list[Text], side: Kin
     readout = {"side": side, "layer": options.get("layer"), "pooling": options.get("pooling")}
     loaded = {"model": model_fingerprint(model_path), "dtype": str(jepa.model.dtype), "system": jepa.system_prompt}
     digest = hashlib.sha256(json.dumps(loaded | readout).encode())
-    for each in texts:
-        digest.update(f"{len(each.text)}:{each.text}".encode("utf-8", "surrogatepass"))
+    for text in texts:
+        digest.update(f"{len(text.text)}:{text.text}".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

@@ -211,7 +211,7 @@ class _DistinctTexts:
 
     def __call__(self, texts: list[Text]) -> SideEmbeddings:
         """Embed texts; texts that were embedded before are read from the file."""
-        keys = [hashlib.blake2b(each.text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for each in texts]
+        keys = [hashlib.blake2b(text.text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in texts]
         new = [number for number, key in enumerate(keys) if key not in self.rows]
         vectors = self.embedder([texts[number] for number in new]).vectors
         if not self.writer.dimensions:

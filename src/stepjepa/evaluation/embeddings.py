@@ -31,7 +31,7 @@ def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaCon
 
 def pair_cosines(embeddings: ViewEmbeddings) -> NDArray[np.float64]:
     """Return the cosine of each matched pair, ``[P]``."""
-    source, target = (torch.from_numpy(each).double() for each in (embeddings.source, embeddings.target))
+    source, target = (torch.from_numpy(side).double() for side in (embeddings.source, embeddings.target))
     return np.asarray(F.cosine_similarity(source, target))
 
 

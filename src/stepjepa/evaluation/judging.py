@@ -46,7 +46,9 @@ def judge(
     right); ``generated``, ``extracted`` and ``error`` are those of the majority answer, ``samples`` holds all of them.
     """
     flat = [(question, answer) for question, texts in zip(questions, answers, strict=True) for answer in texts]
-    responses = [Response(answer.text, each.likelihoods, opens_thought(each.prompt)) for each, answer in flat]
+    responses = [
+        Response(answer.text, question.likelihoods, opens_thought(question.prompt)) for question, answer in flat
+    ]
     verdicts = task.score_all([question.record for question, _ in flat], responses)
     name = headline or task.headline
     if missing := next((scored.scores for scored in verdicts if name not in scored.scores), None):

@@ -33,7 +33,7 @@ def score_predictions(settings: ScoreSettings) -> JsonObject:
     try:
         for start in tqdm(range(0, len(questions), _CHUNK), desc=f"score, {_CHUNK} at a time", disable=None):
             chunk = questions[start : start + _CHUNK]
-            lines += judge(selection.task, chunk, [answers[each.index] for each in chunk], selection.headline)
+            lines += judge(selection.task, chunk, [answers[question.index] for question in chunk], selection.headline)
     finally:
         selection.task.close()
     summary = {

@@ -59,7 +59,10 @@ def make_examples(
     for index, record in records:
         try:
             turn = template.last_turn(*record.chat)
-            scored = {each.label: _continuation_span(record, each, texts, template) for each in continuations(record)}
+            scored = {
+                continuation.label: _continuation_span(record, continuation, texts, template)
+                for continuation in continuations(record)
+            }
         except UserError as error:
             raise record_error(record, str(error)) from None
         ((tokens, answer, *_),) = texts.turns([turn])
@@ -114,7 +117,7 @@ def notes_on_prompts(
         template: by which the examples were made.
     """
     unread = (parts_without_use(template, *record.chat) for record in records.values())
-    notes = [f"not used: {each}" for each in dict.fromkeys(chain.from_iterable(unread))]
+    notes = [f"not used: {part}" for part in dict.fromkeys(chain.from_iterable(unread))]
     first = sorted(examples, key=lambda example: example.index)[:_COMPARED]
     notes += _notes_on_spelling(first, records, tokenizer)
     if not isinstance(template, ChatTemplate):

@@ -73,10 +73,10 @@ def metrics(ranks: Ranks) -> dict[str, NDArray[np.float64]]:
     ``ndcg_at_10`` the gain ``sum 1 / log2(1 + rank)`` of the right ones among the first ten, divided by the largest
     gain that they can have (Järvelin & Kekäläinen, 2002, with binary relevance).
     """
-    first = np.asarray([each[0] for each in ranks], np.float64)
-    gain = np.asarray([(1 / np.log2(1 + each[each <= CUTOFF])).sum() for each in ranks])
+    first = np.asarray([record_ranks[0] for record_ranks in ranks], np.float64)
+    gain = np.asarray([(1 / np.log2(1 + record_ranks[record_ranks <= CUTOFF])).sum() for record_ranks in ranks])
     ideal = np.cumsum(1 / np.log2(1 + np.arange(1, CUTOFF + 1)))
-    largest = np.asarray([ideal[min(len(each), CUTOFF) - 1] for each in ranks])
+    largest = np.asarray([ideal[min(len(record_ranks), CUTOFF) - 1] for record_ranks in ranks])
     values = ((first <= 1), (first <= CUTOFF), 1 / first, gain / largest)
     return {name: np.asarray(value, np.float64) for name, value in zip(RETRIEVAL, values, strict=True)}
 

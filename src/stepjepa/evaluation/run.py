@@ -391,9 +391,9 @@ def _by_class(settings: Mapping[str, Any]) -> list[JsonObject]:
     TypeError if none of them has a field of that name.
     """
     classes = (EvaluationSettings, TaskOptions, Sampling, ServerSettings)
-    names = [{field.name for field in fields(each)}.difference(_NESTED) for each in classes]
+    names = [{field.name for field in fields(cls)}.difference(_NESTED) for cls in classes]
     for name in settings:
-        if not any(name in each for each in names):
+        if not any(name in field_names for field_names in names):
             settable = ", ".join(sorted(set(_QUANTIZATIONS).union(*names)))
             raise TypeError(f"evaluate: expected settings among {settable}, got '{name}'")
-    return [{name: value for name, value in settings.items() if name in each} for each in names]
+    return [{name: value for name, value in settings.items() if name in field_names} for field_names in names]

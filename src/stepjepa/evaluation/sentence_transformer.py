@@ -167,8 +167,8 @@ def _written(embedder: Embedder) -> _Written:
 def _template(written: dict[str, _Written]) -> str:
     """Make a chat template that renders one text for the task that it is passed."""
     parts = {
-        task: f"{{{{- {each.before + each.front!a} + messages[0]['content']{each.strip} + {each.behind!a} }}}}"
-        for task, each in written.items()
+        task: f"{{{{- {text.before + text.front!a} + messages[0]['content']{text.strip} + {text.behind!a} }}}}"
+        for task, text in written.items()
     }
     error = "this model embeds a text alone; pass no prompt, and no chat"
     return (

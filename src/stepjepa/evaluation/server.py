@@ -277,7 +277,9 @@ def read_chat_completion(data: object) -> Answer:
     if not texts_or_none or not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ServerError(f"sent a message that is no text: {_excerpt(message)}")
     functions = [json.dumps(call.get("function"), ensure_ascii=False) for call in calls]
-    text = "\n".join([*([content] if content else []), *(f"<tool_call>\n{each}\n</tool_call>" for each in functions)])
+    text = "\n".join(
+        [*([content] if content else []), *(f"<tool_call>\n{function}\n</tool_call>" for function in functions)]
+    )
     if thought:
         # If there are neither content nor calls, the answer was cut off inside the thought.
         text = f"<think>\n{thought.strip()}\n</think>\n\n{text}" if text else f"<think>\n{thought}"

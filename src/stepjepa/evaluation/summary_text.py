@@ -169,7 +169,7 @@ def _counts(numbers: Mapping[str, int]) -> str:
 
 def _nested(value: object) -> str:
     """Format a figure of a task: whole numbers count examples, others are shares or means, as their name says."""
-    unit = "examples: " if isinstance(value, Mapping) and all(isinstance(each, int) for each in _leaves(value)) else ""
+    unit = "examples: " if isinstance(value, Mapping) and all(isinstance(leaf, int) for leaf in _leaves(value)) else ""
     return unit + (_count(value, "example") if isinstance(value, int) else _plain(value))
 
 
@@ -180,5 +180,5 @@ def _leaves(value: object) -> list[object]:
 
 def _plain(value: object) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
+        return ", ".join(f"{name} {_plain(item)}" for name, item in value.items())
     return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -105,17 +105,17 @@ def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     sample = {index: records[index] for index in sampled(len(records), settings.max_examples, settings.seed).tolist()}
     models = [_embed_model(path, config, sample, settings) for path, config in configs]
     points = {
-        each.model_path: choose_points(each.embeddings, records, each.views, settings, each.config.pair_distance)
-        for each in models
+        model.model_path: choose_points(model.embeddings, records, model.views, settings, model.config.pair_distance)
+        for model in models
     }
     figure = draw_projection(points, settings.t_sne_type, Path(settings.test_file).name, settings.seed)
     for file in existing:
         file.unlink()
     arrays: dict[str, Any] = {
-        f"{number}/{name}": each
+        f"{number}/{name}": array
         for number, model in enumerate(models)
-        for name, each in vars(model.embeddings).items()
-        if isinstance(each, np.ndarray)
+        for name, array in vars(model.embeddings).items()
+        if isinstance(array, np.ndarray)
     }
     with atomic_write(files[1], "wb") as stream:
         np.savez_compressed(stream, **arrays)
@@ -123,7 +123,7 @@ def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     # Written last: if it exists, all other files are complete.
     parts = ("model_path", "views", "numbers")
     described_models = [
-        {**{name: getattr(each, name) for name in parts}, "config": each.config.to_dict()} for each in models
+        {**{name: getattr(model, name) for name in parts}, "config": model.config.to_dict()} for model in models
     ]
     recorded = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
     source = {"test_file": settings.test_file, "test_fingerprint": digest, "settings": recorded}
@@ -166,23 +166,23 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
         return next(iter(values), None) if setting is None else setting
 
     trained = [trained_objective(path) for path in settings.model_path]
-    recorded = [each for each in trained if each is not None]
-    views = decided("views", {each["mode"] for each in recorded} - {"regular"}, settings.views) or "llm-jepa"
+    recorded = [config for config in trained if config is not None]
+    views = decided("views", {objective["mode"] for objective in recorded} - {"regular"}, settings.views) or "llm-jepa"
     steps = settings.t_sne_type == "steps"
     if steps and views != "step-jepa":
         raise UserError(f"`t_sne_type steps` colours the views of step-jepa, not of {views}; pass `views step-jepa`")
     # Pairs and separators matter only for models that were trained on these views.
-    same = [each for each in recorded if each["mode"] == views]
+    same = [objective for objective in recorded if objective["mode"] == views]
     changes: JsonObject = {
-        "pairs": decided("pairs", {"all"} if steps else {each["pairs"] for each in same}, settings.pairs),
-        "step_separator": decided("step_separator", {each["step_separator"] for each in same}),
-        "max_length": min((each["max_length"] for each in same or recorded), default=None),
+        "pairs": decided("pairs", {"all"} if steps else {objective["pairs"] for objective in same}, settings.pairs),
+        "step_separator": decided("step_separator", {objective["step_separator"] for objective in same}),
+        "max_length": min((objective["max_length"] for objective in same or recorded), default=None),
         "jepa_layer": settings.layer,
         "pooling": settings.pooling,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
     with raising_user_errors():
-        return [replace(reading_config(each, views), **changes) for each in trained]
+        return [replace(reading_config(config, views), **changes) for config in trained]
 
 
 def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
@@ -238,7 +238,7 @@ def group_of(record: Record) -> str:
 def notes(models: Sequence[ModelViews]) -> list[str]:
     """Return sentences that a reader of the numbers must know."""
     sentences = [f"{model.model_path}: {note}" for model in models for note in model.numbers["notes"]]
-    first, *others = ({*zip(each.embeddings.record, each.embeddings.pair, strict=True)} for each in models)
+    first, *others = ({*zip(model.embeddings.record, model.embeddings.pair, strict=True)} for model in models)
     if any(other != first for other in others):
         sentences.append("the models were read on different pairs, since some have other lengths")
     return sentences

@@ -100,15 +100,15 @@ def draw_projection(points: Mapping[str, Points], colouring: str, about: str, se
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    classes = choose_classes([label for each in points.values() for label in each.labels], colouring)
+    classes = choose_classes([label for model_points in points.values() for label in model_points.labels], colouring)
     colours = dict(zip(classes, PALETTE, strict=False))
-    if any(set(each.labels).difference(classes) for each in points.values()):
+    if any(set(model_points.labels).difference(classes) for model_points in points.values()):
         colours = {REST: REST_COLOUR, **colours}  # drawn first, so that it hides no other
     figure = Figure(figsize=(max(4.3 * len(points), 5.5) + 2.2, 9.7), layout="constrained")
     for row, name in zip(figure.subplots(2, len(points), squeeze=False), ("PCA", "t-SNE"), strict=True):
-        for axes, (title, each) in zip(row, points.items(), strict=True):
-            plane, (across, up) = project(name, each.vectors, seed)
-            _scatter(axes, plane, each, colours)
+        for axes, (title, model_points) in zip(row, points.items(), strict=True):
+            plane, (across, up) = project(name, model_points.vectors, seed)
+            _scatter(axes, plane, model_points, colours)
             axes.set(xlabel=across, ylabel=up, title=_text(title))
             axes.set_aspect("equal", adjustable="datalim")
     title = f"Embeddings of views, coloured {COLOURED_BY[colouring]}; circles are sources, triangles targets\n{about}"
@@ -178,7 +178,7 @@ def _draw_tree(axes: Axes, inspection: Inspection, lines: list[int]) -> None:
         places = range(first, last + 1)
         axes.bar(places, 0.8, 1, line - 0.4, color=COLOURS[branch.kind], edgecolor="white", linewidth=0.6)
         for kind, marker in MARKERS.items():
-            read = [token.position for token in tokens if any(each.startswith(kind) for each in token.readouts)]
+            read = [token.position for token in tokens if any(readout.startswith(kind) for readout in token.readouts)]
             axes.scatter(read, [line] * len(read), s=26, marker=marker, facecolor="white", edgecolor="black", zorder=3)
         if branch.parent is not None and lines[branch.parent] != line:
             axes.plot([first - 0.5, first - 0.5], [lines[branch.parent] + 0.4, line + 0.4], color="#555555", zorder=2)

@@ -159,7 +159,7 @@ def _trained_texts(turns: Sequence[Turn], config: JepaConfig) -> JsonObject:
 def _view_texts(pair: Pair, tokenizer: PreTrainedTokenizerBase, predictors: Ids, config: JepaConfig) -> JsonObject:
     """Return the texts of a pair's views, without predictor tokens."""
     ids = [view.content[~np.isin(view.content, predictors)] for view in pair]
-    texts = [str(tokenizer.decode(each.tolist(), clean_up_tokenization_spaces=False)) for each in ids]
+    texts = [str(tokenizer.decode(token_ids.tolist(), clean_up_tokenization_spaces=False)) for token_ids in ids]
     source, target = reversed(texts) if config.reverse_pred else texts
     return {"source": source, "target": target}
 
@@ -231,7 +231,7 @@ def _describe_tokens(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[Tok
     tokens: list[TokenInfo] = []
     for row, length in enumerate(rows.lengths.tolist()):
         before = len(tokens)
-        columns = (each[row, :length].tolist() for each in (rows.ids, rows.positions, rows.start, rows.end))
+        columns = (array[row, :length].tolist() for array in (rows.ids, rows.positions, rows.start, rows.end))
         for index, position, start, end in zip(*columns, strict=True):
             text = token_text(tokenizer, index)
             tokens.append(TokenInfo(len(tokens), index, text, position, before + start, before + end))

@@ -71,7 +71,7 @@ def _predicted(token: TokenInfo, following: int | None) -> str:
     if not token.labels or token.labels == [following]:
         return TRAINED if token.labels else ""
     labels = Counter(map(visible_text, token.label_texts))
-    return f"{TRAINED}[{', '.join(each if n == 1 else f'{each} ×{n}' for each, n in labels.items())}]"
+    return f"{TRAINED}[{', '.join(kind if n == 1 else f'{kind} ×{n}' for kind, n in labels.items())}]"
 
 
 def _facts(inspection: Inspection) -> list[tuple[str, str]]:
@@ -80,17 +80,17 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
     for record in inspection.records:
         line, limit = f"line {record['line']}", inspection.config.max_length
         texts = [*record["steps"], *record["answers"]]
-        facts += [(f"{line}, {each['name']}", visible_text(each["text"]) or NO_TEXT) for each in texts]
+        facts += [(f"{line}, {text['name']}", visible_text(text["text"]) or NO_TEXT) for text in texts]
         for number, pair in enumerate(record["views"], start=1):
             source, target = (visible_text(pair[name]) for name in ("source", "target"))
             facts.append((f"{line}, pair {number}", f"source {source} {EDGE} target {target}"))
         pairs = f"{record['pairs']} pair{'s' * (record['pairs'] != 1)} of views"
         facts.append((line, f"{pairs}; {record['main_tokens']} tokens of {limit} at most"))
-    unshared = sum(each.tokens for each in inspection.sequences)
+    unshared = sum(sequence.tokens for sequence in inspection.sequences)
     facts.append(("tokens", f"{len(inspection.tokens)}, {unshared} if nothing were shared"))
     counts = {"lines": file["lines"], **file["counts"]}
     # A file without faults has many counts of zero, which would hide the others.
     facts.append(("whole file", ", ".join(f"{name} {number:,}" for name, number in counts.items() if number)))
     ratio = file["tokens"]["all"] / max(file["tokens"]["main"], 1)
     facts.append(("tokens over regular", f"{ratio:.2f} ({file['tokens']['all']:,}, nothing shared between records)"))
-    return facts + [each for each in inspection.template.items() if each[0] != NOT_USED]
+    return facts + [fact for fact in inspection.template.items() if fact[0] != NOT_USED]

@@ -256,7 +256,7 @@ def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Message, turn: Sho
     answer = squeezed(tokenizer, decoded(tokenizer, turn.answer))
     for key, text in _texts(message):
         spellings = (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1])
-        if not any(squeezed(tokenizer, each) in answer for each in spellings):
+        if not any(squeezed(tokenizer, spelling) in answer for spelling in spellings):
             raise ValueError(f"{where}: '{key}' ({shown(text)}) is not trained")
     return True
 

@@ -108,7 +108,7 @@ def check_end_of_turn(subject: Subject) -> str:
         if tokenized is None or any(len(text.ids) >= subject.config.max_length for text in tokenized.texts):
             continue  # cut
         compared += 1
-        labels = [int(each) for text in tokenized.texts for each in text.ids[text.labels + 1]]
+        labels = [int(token_id) for text in tokenized.texts for token_id in text.ids[text.labels + 1]]
         _require(labels[-1] in template.stop_ids, f"line {record.line}: the last label is not the end of turn")
         answers = "".join(turn.text[turn.answer :] for turn in subject.jepa.record_tokenizer.turns(record))
         trained = decoded(subject.tokenizer, np.array(labels))

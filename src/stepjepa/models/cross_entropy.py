@@ -136,7 +136,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, trained: Tensor | None, *labels: Any
     ) -> Tensor:
         trained_index, label_ids, rows, chunk, differentiate = labels
-        needed = [differentiate and each for each in ctx.needs_input_grad[:4]]
+        needed = [differentiate and is_needed for is_needed in ctx.needs_input_grad[:4]]
         dtype = multiplies_in(states)
         # Not bincount: its result has a shape that depends on values, which a dry run does not have.
         ones = torch.ones_like(rows, dtype=torch.float32)

@@ -53,7 +53,7 @@ class EmaEncoder(TrainerCallback):
         """Set ``average = decay * average + (1 - decay) * weight``; call it after an optimizer step."""
         trained = {name: parameter.detach() for name, parameter in model.named_parameters() if name in self._average}
         # A GPU updates many weights in one launch; few enough that the copies of 16-bit weights take little memory.
-        for names in _groups({name: each.numel() for name, each in trained.items()}, UPDATED_TOGETHER):
+        for names in _groups({name: weight.numel() for name, weight in trained.items()}, UPDATED_TOGETHER):
             averages = [self._average[name] for name in names]
             torch._foreach_lerp_(averages, [trained[name].float() for name in names], 1 - self.decay)
             torch._foreach_copy_([self._weights[name] for name in names], averages)
@@ -62,9 +62,9 @@ class EmaEncoder(TrainerCallback):
     def states(self, batch: Batch, layer: int = -1) -> Tensor:
         """Return hidden states ``[R * T, D]`` of a pass of the decoder with the averaged weights, without gradients."""
         decoder, states = find_decoder(self._model), []
-        for each in batch.passes:
-            with tree_mask(each.trees):
-                states.append(flat_states(decoder(**decoder_inputs(each, [layer])), layer))
+        for one_pass in batch.passes:
+            with tree_mask(one_pass.trees):
+                states.append(flat_states(decoder(**decoder_inputs(one_pass, [layer])), layer))
         return torch.cat(states)
 
     def save(self, folder: str | Path) -> None:

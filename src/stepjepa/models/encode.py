@@ -53,9 +53,9 @@ def encode(
     """
     hooks = _Hooks(model, batch, evaluate, layer, sorted({-1, layer, *layers}), router_logits=router_logits)
     with hooks.registered():
-        for each in batch.passes:
-            with tree_mask(each.trees):
-                model(**decoder_inputs(each, hooks.layers))
+        for one_pass in batch.passes:
+            with tree_mask(one_pass.trees):
+                model(**decoder_inputs(one_pass, hooks.layers))
     if len(hooks.results) != 1:
         name = type(model).__name__
         raise ValueError(f"expected {name} to call its LM head once in a pass, got {len(hooks.results)} calls")
@@ -112,7 +112,7 @@ class _Hooks:
         self, decoder: PreTrainedModel, _args: tuple[object, ...], output: ModelOutput | tuple[Tensor, ...]
     ) -> ModelOutput | tuple[Tensor, ...]:
         """Keep the hidden states and router logits of the decoder's output, and return an output of one token."""
-        self.states.append({each: flat_states(output, each) for each in self.layers})
+        self.states.append({layer: flat_states(output, layer) for layer in self.layers})
         if self.router_logits:
             self.routed.append(flat_router_logits(output, checkpointed=decoder.is_gradient_checkpointing))
         return with_states(output, output[0][:1, :1])
@@ -127,8 +127,8 @@ class _Hooks:
         """Return the hidden states of all passes; flat positions continue from pass to pass."""
         states = self.states[0]
         if len(self.states) > 1:
-            states = {each: torch.cat([one_pass[each] for one_pass in self.states]) for each in self.layers}
-        routers = tuple(torch.cat(each) for each in zip(*self.routed, strict=True))
+            states = {layer: torch.cat([one_pass[layer] for one_pass in self.states]) for layer in self.layers}
+        routers = tuple(torch.cat(router) for router in zip(*self.routed, strict=True))
         heads = find_heads(self.model) or nn.ModuleDict()
         return Encoded(states, self.batch, self.layer, self.head, heads, routers)
 
@@ -177,12 +177,12 @@ def flat_router_logits(output: ModelOutput, *, checkpointed: bool = False) -> tu
     logits = getattr(output, "router_logits", None)
     if not logits:
         raise ValueError("router_loss: expected a decoder that returns router logits, got none; set router_loss to 0")
-    if checkpointed and output[0].requires_grad and not any(each.requires_grad for each in logits):
+    if checkpointed and output[0].requires_grad and not any(router.requires_grad for router in logits):
         raise ValueError(
             "router_loss: the router logits have no gradient under gradient checkpointing with use_reentrant true; set "
             "use_reentrant to false in gradient_checkpointing_kwargs, or router_loss to 0"
         )
-    return tuple(each.reshape(-1, each.shape[-1]) for each in logits)
+    return tuple(router.reshape(-1, router.shape[-1]) for router in logits)
 
 
 def check_layer(last: int, layer: int, setting: str = "jepa_layer") -> None:

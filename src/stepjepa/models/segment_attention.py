@@ -31,7 +31,7 @@ class SegmentMask:
 
     def of_dtype(self, dtype: torch.dtype) -> list[CallMask]:
         """Return the masks in the dtype of the queries, which autocast may change; they are converted once."""
-        if any(each.mask is not None and each.mask.dtype != dtype for each in self._masks):
+        if any(call.mask is not None and call.mask.dtype != dtype for call in self._masks):
             self._masks = [CallMask(shape, None if mask is None else mask.to(dtype)) for shape, mask in self._masks]
         return self._masks
 

@@ -112,7 +112,7 @@ def ragged_forward(
     # FlashAttention has one size of heads.
     value = F.pad(value, (0, size - of_value)) if of_value < size else value
     call = VarlenCall(mask.segments, size**-0.5 if scaling is None else scaling, window)
-    arguments = *(_by_token(each) for each in (query, key, value)), call
+    arguments = *(_by_token(projection) for projection in (query, key, value)), call
     output: Tensor = _Varlen.apply(*arguments)  # type: ignore[no-untyped-call]  # torch does not type it
     # A view of a part could not be viewed as ``[1, T, H * e]`` by the model.
     return output[None, :, :, :of_value].contiguous(), None

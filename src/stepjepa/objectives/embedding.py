@@ -86,12 +86,12 @@ class ViewTokenizer(RecordTokenizer):
                 line=first.line,
             )
         views = []
-        for each in texts:
-            content = without_thought(each.text) if self.place == 1 else each.text
+        for text in texts:
+            content = without_thought(text.text) if self.place == 1 else text.text
             if not content.strip():
-                raise UserError("the text is empty; leave it out", path=each.path, line=each.line)
+                raise UserError("the text is empty; leave it out", path=text.path, line=text.line)
             if not content.isascii() and (fault := json_fault(content)) is not None:
-                raise UserError(f"the text {fault}", path=each.path, line=each.line)
+                raise UserError(f"the text {fault}", path=text.path, line=text.line)
             views.append(content)
         if self.config.mode == "step-jepa":
             located = self._steps(views)
@@ -100,8 +100,8 @@ class ViewTokenizer(RecordTokenizer):
         else:
             located = self._alone_in_template(texts, views)
         return [
-            TokenizedRecord(view.ids, view.ids[:0], pairs=(self._pair(view),), line=each.line)
-            for each, view in zip(texts, located, strict=True)
+            TokenizedRecord(view.ids, view.ids[:0], pairs=(self._pair(view),), line=text.line)
+            for text, view in zip(texts, located, strict=True)
         ]
 
     @property
@@ -131,27 +131,27 @@ class ViewTokenizer(RecordTokenizer):
         closed = [text if text.endswith(separator) else text + separator for text in texts]
         # Without a blank in front: in training a step follows another text.
         tokens = self._texts.without_dummy_blank(closed, [((0, len(text)),) for text in closed])
-        return [View(each.ids, 0, len(each.ids), in_main=True) for each in tokens]
+        return [View(text_tokens.ids, 0, len(text_tokens.ids), in_main=True) for text_tokens in tokens]
 
     def _alone_in_template(self, texts: Sequence[Text], contents: Sequence[str]) -> list[View]:
         """Tokenise texts as messages alone in the template."""
         role = ("user", "assistant")[self.place]
         views = [
-            self._naming(each, partial(self._alone, self.place, role, content))
-            for each, content in zip(texts, contents, strict=True)
+            self._naming(text, partial(self._alone, self.place, role, content))
+            for text, content in zip(texts, contents, strict=True)
         ]
         rendered = [view.text for view in views]
         tokens = self._texts([text.text for text in rendered], [text.spans for text in rendered])
-        return [view.located(each, each.ids) for view, each in zip(views, tokens, strict=True)]
+        return [view.located(text_tokens, text_tokens.ids) for view, text_tokens in zip(views, tokens, strict=True)]
 
     def _behind_prompt(self, texts: Sequence[Text], contents: Sequence[str]) -> list[View]:
         """Tokenise questions behind the system prompt of training."""
         prompts = [
-            self._naming(each, partial(self._prompt, content)) for each, content in zip(texts, contents, strict=True)
+            self._naming(text, partial(self._prompt, content)) for text, content in zip(texts, contents, strict=True)
         ]
         plain_spans = [self.template.prompt_own(self._chat(content)) for content in contents]
         tokens = self._texts([prompt.text for prompt in prompts], plain_spans)
-        return [_located(each, *prompt.spans[-1]) for prompt, each in zip(prompts, tokens, strict=True)]
+        return [_located(text_tokens, *prompt.spans[-1]) for prompt, text_tokens in zip(prompts, tokens, strict=True)]
 
     def _chat(self, content: str) -> list[Message]:
         system = [] if self.config.plain else self.system
@@ -216,18 +216,18 @@ class Embedder:
     def _texts(self, texts: Sequence[Text]) -> SideEmbeddings:
         """Embed texts, equal ones once."""
         numbers: dict[str, int] = {}
-        number_of = np.array([numbers.setdefault(each.text, len(numbers)) for each in texts], np.int64)
+        number_of = np.array([numbers.setdefault(text.text, len(numbers)) for text in texts], np.int64)
         first = dict[str, Text]()
-        for each in texts:
-            first.setdefault(each.text, each)
+        for text in texts:
+            first.setdefault(text.text, text)
         distinct = [*first.values()]
         tokenized = [
             record
             for start in range(0, len(distinct), BLOCK)
             for record in self.tokenizer.texts(distinct[start : start + BLOCK])
         ]
-        for each, record in zip(distinct, tokenized, strict=True):
-            self._check_length(each, record)
+        for text, record in zip(distinct, tokenized, strict=True):
+            self._check_length(text, record)
         vectors = self.reader.side(tokenized, self.side).vectors[number_of]
         return SideEmbeddings(vectors, np.arange(len(texts)), np.ones(len(texts), np.int64))
 
@@ -252,11 +252,11 @@ class Embedder:
         tokenized = self.tokenizer.tokenize_each(records)
         if self.tokenizer.open_chats:
             # A question alone is enough: its answer may be a tool call, or not trained.
-            lacking = [number for number, each in enumerate(tokenized) if each is None or not each.all_pairs]
+            lacking = [number for number, tokens in enumerate(tokenized) if tokens is None or not tokens.all_pairs]
             questions = self.tokenizer.tokenize_each([question_alone(records[number]) for number in lacking])
             for number, question in zip(lacking, questions, strict=True):
                 tokenized[number] = question
-        return [self._with_view(record, each) for record, each in zip(records, tokenized, strict=True)]
+        return [self._with_view(record, tokens) for record, tokens in zip(records, tokenized, strict=True)]
 
     def _with_view(self, record: Record, tokenized: TokenizedRecord | None) -> TokenizedRecord:
         """Return the tokens of a record; UserError if it has no view."""
@@ -281,7 +281,9 @@ def question_alone(record: Record) -> Record:
     if record.views is not None:
         views = [source for source, _ in record.views if source.strip()]
         return replace(record, views=tuple((source, PLACEHOLDER) for source in views))
-    questions = (number for number, each in enumerate(record.messages) if each["role"] == "user" and message_text(each))
+    questions = (
+        number for number, message in enumerate(record.messages) if message["role"] == "user" and message_text(message)
+    )
     first = next(questions, None)
     if first is None:
         return record

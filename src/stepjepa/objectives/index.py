@@ -54,7 +54,7 @@ class TextIndex:
         if options.get("raw"):
             raise ValueError("raw: an index compares by cosine, so its vectors have length 1; leave raw out")
         chosen, first = distinct(texts)
-        return cls(jepa, [each.text for each in chosen], first, jepa.embed(chosen, side, **options), side, options)
+        return cls(jepa, [text.text for text in chosen], first, jepa.embed(chosen, side, **options), side, options)
 
     def search(self, queries: Inputs, k: int = 10) -> list[list[Hit]]:
         """Find the texts nearest to each query.

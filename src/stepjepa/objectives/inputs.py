@@ -65,7 +65,7 @@ def with_answer(row: Any) -> Any:
         return row
     name = next((each for each in CHATS if not is_absent(row.get(each))), None)
     if name is None:
-        has_question, has_answer = (any(not is_absent(row.get(each)) for each in names) for names in (USER, ASSISTANT))
+        has_question, has_answer = (any(not is_absent(row.get(name)) for name in names) for names in (USER, ASSISTANT))
         return {**row, ASSISTANT[0]: PLACEHOLDER} if has_question and not has_answer else row
     try:
         chat = from_json(row[name], name, "a list of messages")
@@ -91,7 +91,8 @@ def as_chats(questions: Iterable[Chat]) -> list[list[Message]]:
     if isinstance(questions, str):
         raise ValueError("questions: expected a list of questions, got one text; put it into a list")
     chats: list[list[Message]] = [
-        [{"role": "user", "content": each}] if isinstance(each, str) else _chat(each) for each in questions
+        [{"role": "user", "content": question}] if isinstance(question, str) else _chat(question)
+        for question in questions
     ]
     if not all(chats):
         raise ValueError("question: expected a text or messages, got an empty list")

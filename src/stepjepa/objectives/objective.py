@@ -42,8 +42,8 @@ def _terms(config: JepaConfig) -> Iterator[Term]:
                 yield kind(weight)
     if config.stp:
         yield SemanticTube(config.stp, config.jepa_layer)
-    for each in config.terms:
-        yield load_term(each["term"], each["args"])
+    for entry in config.terms:
+        yield load_term(entry["term"], entry["args"])
 
 
 # Term name -> denominator of its mean, summed over the optimizer step.
@@ -60,20 +60,20 @@ class Objective:
 
     def __init__(self, terms: Iterable[Term], layer: int = -1) -> None:
         self.terms: dict[str, Term] = {}
-        for each in terms:
-            if each.name in self.terms:
-                raise UserError(f"two terms are called '{each.name}'; leave one, or give one another name")
-            self.terms[each.name] = each
+        for term in terms:
+            if term.name in self.terms:
+                raise UserError(f"two terms are called '{term.name}'; leave one, or give one another name")
+            self.terms[term.name] = term
         self.layer = layer
         self.names = list(self.terms)
-        self.of_pairs = [name for name, each in self.terms.items() if each.of_pairs]
-        self.compares_pairs = any(each.compares_pairs for each in self.terms.values())
-        self.reads_router_logits = any(each.reads_router_logits for each in self.terms.values())
+        self.of_pairs = [name for name, term in self.terms.items() if term.of_pairs]
+        self.compares_pairs = any(term.compares_pairs for term in self.terms.values())
+        self.reads_router_logits = any(term.reads_router_logits for term in self.terms.values())
         # All layers whose hidden states are read.
-        self.layers = sorted({layer, -1, *(layer for each in self.terms.values() for layer in each.layers)})
+        self.layers = sorted({layer, -1, *(layer for term in self.terms.values() for layer in term.layers)})
 
     def __repr__(self) -> str:
-        return f"Objective({' + '.join(f'{each.weight:g} {name}' for name, each in self.terms.items())})"
+        return f"Objective({' + '.join(f'{term.weight:g} {name}' for name, term in self.terms.items())})"
 
     @classmethod
     def from_config(cls, config: JepaConfig, model: nn.Module | None = None) -> Objective:
@@ -88,7 +88,7 @@ class Objective:
     def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Return the denominators of the terms' means, summed over micro-batches."""
         batches = list(batches)
-        return {name: float(sum(map(each.count, batches))) for name, each in self.terms.items()}
+        return {name: float(sum(map(term.count, batches))) for name, term in self.terms.items()}
 
     def heads(self, config: PreTrainedConfig, seed: int = 42) -> dict[str, nn.Module]:
         """Make the trained modules of the terms, by the names under which they are saved.
@@ -100,10 +100,10 @@ class Objective:
             check_layer(int(config.num_hidden_layers), layer, "layer of a term")
         heads: dict[str, nn.Module] = {}
         with torch.random.fork_rng(devices=[]):
-            for name, each in self.terms.items():
+            for name, term in self.terms.items():
                 torch.default_generator.manual_seed(seed)
-                if (head := each.modules(config)) is not None:
-                    heads[each.head_name or name] = head
+                if (head := term.modules(config)) is not None:
+                    heads[term.head_name or name] = head
         return heads
 
     def sums(self, encoded: Encoded, batch: Batch, context: Context) -> dict[str, Tensor]:
@@ -114,7 +114,7 @@ class Objective:
             batch: the micro-batch.
             context: step, seed and gathering of rows.
         """
-        return {name: each(encoded, batch, context) for name, each in self.terms.items()}
+        return {name: term(encoded, batch, context) for name, term in self.terms.items()}
 
     def means(self, sums: Mapping[str, Tensor], counts: Counts, progress: float | None = None) -> dict[str, Tensor]:
         """Divide the sums by ``counts`` (a count of 0 counts as 1); add ``loss``, the weighted sum of the means.

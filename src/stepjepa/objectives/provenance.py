@@ -42,7 +42,9 @@ class Provenance:
         """
         prompts = self.system_prompts
         if chosen is None and len(prompts) > 1:
-            first_prompts = ", ".join("none" if each is None else shown(each) for each in prompts[:3])
+            first_prompts = ", ".join(
+                "none" if first_prompt is None else shown(first_prompt) for first_prompt in prompts[:3]
+            )
             fault = f"questions were trained behind several system prompts ({first_prompts})"
             raise UserError(f"{fault}; choose one by `system_prompt`, an empty text for none, or pass records")
         prompt = prompts[0] if chosen is None and prompts else chosen or None

@@ -188,7 +188,7 @@ class ViewReader:
         index, step = _rows(places)
         source, target = np.concatenate([*places.values()]).T
         first: dict[bytes, int] = {}
-        contents = map(self._target, [tokenized[each] for each in index], step - 1)
+        contents = map(self._target, [tokenized[number] for number in index], step - 1)
         same = [first.setdefault(content, place) for place, content in enumerate(contents)]
         return ViewEmbeddings(vectors[source], vectors[target], index, step, np.asarray(same))
 
@@ -215,11 +215,11 @@ class ViewReader:
         layout = Collator.of(self.config, self.predictors, encoding=self.encoding, **self.packing)
         distinct = _DistinctReadouts()
         places: dict[int, Numbers] = {}
-        for index, each in enumerate(tokenized):
-            if each is None or not each.all_pairs:
+        for index, record in enumerate(tokenized):
+            if record is None or not record.all_pairs:
                 continue
-            places[index] = np.empty((len(each.all_pairs), len(sides)), np.int64)
-            sequences = layout.sequences(SampledRecord(each))
+            places[index] = np.empty((len(record.all_pairs), len(sides)), np.int64)
+            sequences = layout.sequences(SampledRecord(record))
             for sequence, readout in ((one, readout) for one in sequences for readout in one.readouts):
                 if readout.kind in sides:
                     places[index][readout.pair, sides.index(readout.kind)] = distinct.number(sequence, readout)
@@ -291,6 +291,6 @@ def _shares_most(first: TokenSequence, second: TokenSequence) -> bool:
 
 def _rows(places: Mapping[int, Numbers]) -> tuple[Numbers, Numbers]:
     """Return for each row, a pair of a record, the record's index and the number of the pair, from 1."""
-    counts = [len(each) for each in places.values()]
+    counts = [len(places_of_kind) for places_of_kind in places.values()]
     index = np.repeat(np.array([*places], np.int64), counts)
     return index, np.concatenate([np.empty(0, np.int64), *(np.arange(1, count + 1) for count in counts)])

@@ -161,7 +161,7 @@ def load_term(address: str, settings: JsonObject) -> Term:
     kind = load_class("term", address, Term)  # type: ignore[type-abstract]  # it raises an error for abstract classes
     if not hasattr(kind, "name"):
         raise UserError(f"term: '{address}' has no name; put @stepjepa.term('my_loss') above the class")
-    names = [each.name for each in fields(kind) if each.init]
+    names = [attribute.name for attribute in fields(kind) if attribute.init]
     if unknown := settings.keys() - names:
         raise UserError(f"term_args: '{address}' has no setting '{min(unknown)}'; it has {', '.join(names)}")
     try:

@@ -132,7 +132,7 @@ def _tell_overlap(train_records: Sequence[Record], eval_records: Sequence[Record
     held_out = [_chat_hash(record) for record in eval_records]
     held_out_texts = set(held_out)
     trained = held_out_texts and held_out_texts.intersection(map(_chat_hash, train_records))
-    both = sum(each in trained for each in held_out)
+    both = sum(digest in trained for digest in held_out)
     if both and is_main_process():
         note(
             f"{both:,} of {len(eval_records):,} held-out records are also training records, so figures on them don't "

@@ -245,7 +245,7 @@ def _memory(set_up: _SetUp, batches: Iterable[Batch]) -> JsonObject:
     """Return the bytes of a process, part by part and in total, and the micro-batch that needs the most."""
     run, training, model = set_up.run, set_up.training, set_up.model
     largest = max(batches, key=lambda batch: Shape.of(batch).tokens)
-    rows, length = max((each.input_ids.shape for each in largest.passes), key=math.prod)
+    rows, length = max((one_pass.input_ids.shape for one_pass in largest.passes), key=math.prod)
     parts = resident_bytes(
         model,
         _optimizer(training),
@@ -284,7 +284,7 @@ def _checkpoint(set_up: _SetUp, total_steps: int, epoch: int) -> JsonObject:
     return {
         "bytes": size,
         "kept": min(saves, training.save_total_limit or saves),
-        "free": shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.is_dir())).free,
+        "free": shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.is_dir())).free,
     }
 
 

@@ -117,7 +117,7 @@ def resident_bytes(
 def averaged(model: nn.Module) -> list[nn.Parameter]:
     """Return the weights of which ``target_grad ema`` keeps an average: the trained ones, but for heads of terms."""
     named = model.named_parameters()
-    return [each for name, each in named if each.requires_grad and not name.startswith(f"{HEADS}.")]
+    return [parameter for name, parameter in named if parameter.requires_grad and not name.startswith(f"{HEADS}.")]
 
 
 def activations(model: nn.Module, tokens: int, *, mixed: bool = False, checkpointing: bool = False) -> int | None:
@@ -150,5 +150,5 @@ def converted_bytes(model: nn.Module, *, checkpointing: bool = False) -> int:
 
 def _matrices(decoder: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the matrices of all blocks of a decoder, by name."""
-    lists = [each for each in decoder.children() if isinstance(each, nn.ModuleList)]
-    return [pair for each in lists for pair in each.named_parameters() if pair[1].ndim == 2]
+    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
+    return [pair for layers in lists for pair in layers.named_parameters() if pair[1].ndim == 2]

@@ -41,12 +41,12 @@ class PassedObjects:
     @property
     def names(self) -> list[str]:
         """Names of the objects that are passed and that the configuration would name otherwise."""
-        described = (each.name for each in fields(self) if each.name != "callbacks")
+        described = (attribute.name for attribute in fields(self) if attribute.name != "callbacks")
         return [name for name in described if getattr(self, name) is not None]
 
     def check(self, config: RunConfig) -> None:
         """Raise an error if the configuration lacks a setting, or names one that an object replaces."""
-        usual = {each.name: each.default for each in OPTIONS}
+        usual = {option.name: option.default for option in OPTIONS}
         for name in self.names:
             for setting in REPLACED.get(name, ()):
                 if getattr(config, setting) != usual[setting]:

@@ -77,7 +77,7 @@ def check_agreement(parts: Mapping[str, object]) -> None:
         of_this_process = {name: json.dumps(value, default=str, sort_keys=True) for name, value in parts.items()}
         torch.distributed.all_gather_object(of_all, of_this_process)
         for name in parts:
-            if len({each[name] for each in of_all}) > 1:
+            if len({values[name] for values in of_all}) > 1:
                 remedy = "start all with the same command and files"
                 raise UserError(f"the processes were started with different {name}; {remedy}")
 

@@ -44,7 +44,7 @@ def recorded_settings(file: str | Path, *, trusted: bool) -> JsonObject:
 
     for name in {*PLACES, "model_name", "dataset"} & settings.keys():
         value = settings[name]
-        settings[name] = [moved(each) for each in value] if isinstance(value, list) else moved(value)
+        settings[name] = [moved(item) for item in value] if isinstance(value, list) else moved(value)
     return settings
 
 

@@ -50,7 +50,7 @@ def write_trained_prompts(folder: Path, questions: Mapping[str, array[int]]) -> 
             stream.write(f"{', ' if number else '{'}{json.dumps(form)}: [")
             distinct = np.unique(values)
             for start in range(0, len(distinct), BLOCK):
-                block = (f'"{each:016x}"' for each in distinct[start : start + BLOCK])
+                block = (f'"{digest:016x}"' for digest in distinct[start : start + BLOCK])
                 stream.write((", " if start else "") + ", ".join(block))
             stream.write("]")
         stream.write("}")

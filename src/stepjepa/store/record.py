@@ -101,7 +101,7 @@ class Change:
 
     def __str__(self) -> str:
         # Shortened, control characters escaped: ``learning_rate: 2e-05 -> 0.0001``.
-        before, now = (shown("none" if each is None else str(each))[1:-1] for each in (self.before, self.now))
+        before, now = (shown("none" if value is None else str(value))[1:-1] for value in (self.before, self.now))
         return f"{self.name}: {before} -> {now}"
 
 
@@ -122,7 +122,7 @@ class Launch:
 
     def __repr__(self) -> str:
         begin = "" if self.from_step is None else f"steps {self.from_step} "
-        changed = "".join(f"; {each.name} {each.before} -> {each.now}" for each in self.changes)
+        changed = "".join(f"; {change.name} {change.before} -> {change.now}" for change in self.changes)
         return f"Launch({begin}to {self.to_step} in {duration(self.seconds)}{changed})"
 
 

@@ -32,7 +32,7 @@ FINGERPRINTED = {
 """Fingerprints that must not change when a run is resumed, in words."""
 
 SPELLED = {
-    **{f"lora.{each.name}": f"`{each.flag}`" for each in options_of(LoraSettings)},
+    **{f"lora.{setting.name}": f"`{setting.flag}`" for setting in options_of(LoraSettings)},
     "model": "`model_name`",
     "jepa.terms": "`term`",
     "loaded.quantized": "`load_in_4bit` or `load_in_8bit`",
@@ -118,7 +118,7 @@ def resumed_launches(
     if in_run_folder:
         return [*before.launches, replace(launch, changes=changes)]
     # The steps before are those of the other run, with its changes.
-    return [replace(launch, changes=[*(each for one in before.launches for each in one.changes), *changes])]
+    return [replace(launch, changes=[*(change for earlier in before.launches for change in earlier.changes), *changes])]
 
 
 def _as_spelled(changes: Iterable[Change], now: RunRecord) -> list[str]:
@@ -163,28 +163,29 @@ def _invariant_changes(before: RunRecord, now: RunRecord) -> Iterator[Change]:
     """Yield the changes of :data:`INVARIANT` parts and of fingerprints; parts that an old record lacks are skipped."""
     # A record of an earlier version lacks some options.
     complete = (
-        each if each.jepa is None else replace(each, jepa=complete_objective(each.jepa)) for each in (before, now)
+        launch if launch.jepa is None else replace(launch, jepa=complete_objective(launch.jepa))
+        for launch in (before, now)
     )
     old, new = map(to_json, complete)
     for part in INVARIANT:
-        flat = [_flat(part, each.get(part)) for each in (old, new)]
+        flat = [_flat(part, launch.get(part)) for launch in (old, new)]
         for name in flat[0] | flat[1]:
-            first, second = (each.get(name) for each in flat)
+            first, second = (settings.get(name) for settings in flat)
             # Version 0.2.0 wrote no number where the weight of the router loss is the model's own.
             if first != second and not (name == "jepa.router_loss" and first is None):
                 yield Change(name=name, before=first, now=second, mixed=True)
-    both = [each.fingerprints or Fingerprints() for each in (before, now)]
-    for each in fields(Fingerprints):
-        first, second = (getattr(one, each.name) for one in both)
-        if each.name in FINGERPRINTED and None not in (first, second) and first != second:
-            yield Change(name=FINGERPRINTED[each.name], before=first, now=second, mixed=True)
+    fingerprints = [launch.fingerprints or Fingerprints() for launch in (before, now)]
+    for attribute in fields(Fingerprints):
+        first, second = (getattr(hashes, attribute.name) for hashes in fingerprints)
+        if attribute.name in FINGERPRINTED and None not in (first, second) and first != second:
+            yield Change(name=FINGERPRINTED[attribute.name], before=first, now=second, mixed=True)
 
 
 def _flat(name: str, value: object) -> JsonObject:
     """Flatten a JSON value to one level of dotted names."""
     if not isinstance(value, Mapping):
         return {name: value}
-    return {key: each for inner, part in value.items() for key, each in _flat(f"{name}.{inner}", part).items()}
+    return {key: leaf for inner, part in value.items() for key, leaf in _flat(f"{name}.{inner}", part).items()}
 
 
 def launch_changes(before: RunRecord, now: RunRecord) -> list[Change]:

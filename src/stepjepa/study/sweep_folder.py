@@ -146,7 +146,7 @@ class SweepFolder:
 def _changes(before: Mapping[str, object], now: Mapping[str, object]) -> str:
     """Return the settings that changed, as ``name old -> new``."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    values = [[visible(str(each.get(name, "not set")))[:60] for each in (before, now)] for name in names]
+    values = [[visible(str(settings.get(name, "not set")))[:60] for settings in (before, now)] for name in names]
     changes = [f"{name} {' -> '.join(pair)}" for name, pair in zip(names, values, strict=True)]
     more = [f"and {len(changes) - _MOST_CHANGES} more"] if len(changes) > _MOST_CHANGES else []
     return ", ".join(changes[:_MOST_CHANGES] + more)

@@ -117,8 +117,14 @@ class SpiderTask(Task):
         limits = self.options
         memory = max(1, limits.memory_limit // 2)
         calls = [
-            (str(self._database(each)), self.truth(each), orders_rows(self.truth(each)), limits.time_limit, memory)
-            for each in records
+            (
+                str(self._database(record)),
+                self.truth(record),
+                orders_rows(self.truth(record)),
+                limits.time_limit,
+                memory,
+            )
+            for record in records
         ]
         # The task's own processes run another function.
         seconds = limits.time_limit + 5

@@ -118,22 +118,22 @@ def _with_effect(jepa: JepaConfig) -> JepaConfig:
     """Return the settings of the objective; every option without effect is set to its default."""
     values, usual = vars(jepa), vars(JepaConfig(mode=jepa.mode))
     idle = [
-        each.name
-        for each in options_of(JepaConfig)
-        if not has_effect(each, values) or (each.about.get("views") and not jepa.uses_views)
+        setting.name
+        for setting in options_of(JepaConfig)
+        if not has_effect(setting, values) or (setting.about.get("views") and not jepa.uses_views)
     ]
     return dataclasses.replace(jepa, **{name: usual[name] for name in idle})
 
 
 def _named_fields(args: TrainingArguments) -> JsonObject:
     """Return the fields of ``TrainingArguments`` that differ from the defaults of ``stepjepa train``."""
-    usual = {each.name: _plain(each.default) for each in dataclasses.fields(args) if each.init}
+    usual = {argument.name: _plain(argument.default) for argument in dataclasses.fields(args) if argument.init}
     usual |= {name: _plain(value) for name, value in usual_fields().items()}
     values = args.to_dict()
     # ``TrainingArguments`` leaves out a part of its accelerator's configuration.
     written = values.get("accelerator_config") or {}
     usual["accelerator_config"] = {
-        name: each for name, each in AcceleratorConfig().to_dict().items() if name in written
+        name: usual_value for name, usual_value in AcceleratorConfig().to_dict().items() if name in written
     }
     named: JsonObject = {}
     for name, raw in values.items():

@@ -61,7 +61,7 @@ class Shape(NamedTuple):
     @classmethod
     def of(cls, batch: Batch) -> Shape:
         """Return the shape of a micro-batch."""
-        shapes = [each.input_ids.shape for each in batch.passes]
+        shapes = [one_pass.input_ids.shape for one_pass in batch.passes]
         # The LM loss and the prompt loss call the head one after the other, each with its own positions.
         labels = len(batch.head_index) + len(batch.prompt_index)
         squares = sum(map(_squares, batch.passes))
@@ -145,7 +145,7 @@ def _fit(model: nn.Module, checkpoint_fn: Callable[..., Tensor] | None) -> list[
         return fitted
 
     parameters = list(model.parameters())
-    device, small = parameters[0].device.type, sum(each.numel() for each in parameters) < _SMALL
+    device, small = parameters[0].device.type, sum(parameter.numel() for parameter in parameters) < _SMALL
     with torch.random.fork_rng(), torch.enable_grad():
         if small and device in ("cpu", "meta"):
             return fit(_copied(model, _shared if device == "cpu" else _zeros))
@@ -214,7 +214,7 @@ def _alike(decoder: PreTrainedModel, layers: nn.ModuleList) -> bool:
     parts = [
         (
             [(name, type(module)) for name, module in layer.named_modules()],
-            [(name, each.shape, each.requires_grad) for name, each in layer.named_parameters()],
+            [(name, parameter.shape, parameter.requires_grad) for name, parameter in layer.named_parameters()],
         )
         for layer in layers
     ]
@@ -238,11 +238,11 @@ def _head(model: PreTrainedModel) -> tuple[int, int]:
     head = model.get_output_embeddings()
     vocabulary, width = model.get_input_embeddings().weight.shape
     flops = 2 * vocabulary * width
-    trained = [each for each in (head or nn.Module()).parameters() if each.requires_grad and each.ndim > 1]
+    trained = [weight for weight in (head or nn.Module()).parameters() if weight.requires_grad and weight.ndim > 1]
     below = any(parameter.requires_grad for parameter in find_decoder(model).parameters())
-    if trained and all(each.numel() < vocabulary * width for each in trained):
+    if trained and all(weight.numel() < vocabulary * width for weight in trained):
         # Rows that an adapter trains have a product of their own, beside that of the frozen weight.
-        rows = sum(2 * each.numel() for each in trained) * (2 + below)
+        rows = sum(2 * weight.numel() for weight in trained) * (2 + below)
         # Of an untied head they are rows of labels, which regular training trains, too.
         untied = getattr(getattr(head, "token_adapter", None), "tied_adapter", None) is None
         return flops * (1 + below) + rows, 0 if untied else rows
@@ -262,7 +262,7 @@ def _before_head(model: nn.Module) -> tuple[int, int]:
     below = any(parameter.requires_grad for parameter in decoder.parameters())
     shape = _POSITIONS, decoder.config.hidden_size
     states = torch.zeros(shape, dtype=weight.dtype, device=weight.device, requires_grad=below)
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
     with torch.random.fork_rng(), torch.enable_grad(), counting() as counter:
         inputs = head.inputs(states)
         forward = counter.get_total_flops()

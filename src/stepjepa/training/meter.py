@@ -92,7 +92,7 @@ class Meter:
             "records_per_second": sums["records"] / seconds,
         }
         if objective.of_pairs:
-            weights = {each.logged_weight: each.weight_at(progress) for each in objective.terms.values()}
+            weights = {term.logged_weight: term.weight_at(progress) for term in objective.terms.values()}
             line |= {
                 **{name: weight for name, weight in weights.items() if name is not None},
                 **self._window.monitors(sums),

@@ -30,7 +30,10 @@ def passed(
     views: object,
 ) -> Passed:
     """Record the arguments of a trainer, before any of it is loaded."""
-    names = [os.fspath(each) if isinstance(each, str | os.PathLike) else None for each in (model, train, held_out)]
+    names = [
+        os.fspath(argument) if isinstance(argument, str | os.PathLike) else None
+        for argument in (model, train, held_out)
+    ]
     return Passed(
         model=names[0],
         train=names[1],

@@ -113,7 +113,9 @@ class Plan:
         def relative(plan: Plan) -> float:
             parts = [part for step in plan.keys(0) for part in _cut(step, self.batch_size)]
             batches = [batch for part in parts[:: -(-len(parts) // most)] for batch in plan.micro_batches(part)]
-            return sum(each.num_tokens for each in batches) / sum(each.records.plain_tokens for each in batches)
+            return sum(micro_batch.num_tokens for micro_batch in batches) / sum(
+                micro_batch.records.plain_tokens for micro_batch in batches
+            )
 
         return 1 - relative(self) / relative(replace(self, sampler=replace(self.sampler, groups=None)))
 

@@ -165,7 +165,10 @@ class Recorder(TrainerCallback):
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         decays = [float(group.get("weight_decay", 0.0)) for group in optimizer.param_groups]
         same = {"learning_rate": rates, "weight_decay": decays}
-        values = {name: each[0] if len(set(each)) == 1 else each for name, each in same.items()}
+        values = {
+            name: group_values[0] if len(set(group_values)) == 1 else group_values
+            for name, group_values in same.items()
+        }
         return {"optim": type(getattr(optimizer, "optimizer", optimizer)).__name__, **values}
 
     def _fingerprint(self) -> Fingerprints:

@@ -165,7 +165,9 @@ def apply_settings(settings: list[JsonObject], optimizer: Optimizer | None, sche
         ValueError: the learning rate changes, and the schedule is of a class whose rate can't be changed.
     """
     groups = getattr(optimizer, "param_groups", ())
-    old, rates = ([float(group.get("initial_lr", group["lr"])) for group in each] for each in (groups, settings))
+    old, rates = (
+        [float(group.get("initial_lr", group["lr"])) for group in param_groups] for param_groups in (groups, settings)
+    )
     for group, values in zip(groups, settings, strict=True):
         group.update({name: value for name, value in values.items() if name != "lr"})
     if rates == old:

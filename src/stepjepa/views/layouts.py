@@ -102,7 +102,7 @@ def layout(
 
 def layouts_of(mode: str) -> tuple[str, ...]:
     """Return the layouts of a mode; the first one is its default."""
-    return tuple(name for name, each in LAYOUTS.items() if mode in each.modes)
+    return tuple(name for name, known_layout in LAYOUTS.items() if mode in known_layout.modes)
 
 
 def modes_of(name: str) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def changes_text(name: str | None) -> bool:
 
 def name_layout(function: object, address: str) -> None:
     """Register a custom layout under its address, too (``layout="module:function"``)."""
-    registered = next((each for each in LAYOUTS.values() if each.place is function), None)
+    registered = next((known_layout for known_layout in LAYOUTS.values() if known_layout.place is function), None)
     if registered is None:
         raise UserError(f"layout: '{address}' is no layout; put @stepjepa.layout(...) above the function")
     LAYOUTS[address] = replace(registered, name=address)
