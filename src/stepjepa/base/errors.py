@@ -24,7 +24,7 @@ class UserError(ValueError):
         self.line = line
 
     def at(self, path: object, line: int | None = None) -> "UserError":
-        """Return this error with its place."""
+        """Return this error with its place in front of the message; arguments as for the class."""
         return UserError(str(self), path=path, line=line)
 
 

@@ -27,7 +27,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
-    """Return the path of a file; raise ``UserError`` if it is missing or a folder."""
+    """Return the path of a file; raise ``UserError`` ("no such ``what``") if it is missing or a folder."""
     file = Path(path)
     if file.is_dir() or not file.exists():
         names = [neighbour.name for neighbour in file.parent.iterdir()] if file.parent.is_dir() else []
@@ -46,10 +46,16 @@ def _raise(error: UserError) -> None:
 def read_jsonl(
     path: str | os.PathLike[str], what: str = "file", *, wrong: Callable[[UserError], None] = _raise
 ) -> Iterator[tuple[int, JsonObject]]:
-    """Read a JSON Lines file, yielding (line number from 1, object) pairs; blank lines are skipped.
+    """Yield the objects of a JSON Lines file with their line numbers, from 1; blank lines are skipped.
 
-    A line that is not UTF-8, no JSON object, has a key twice or holds a lone surrogate is skipped after
-    ``wrong`` was called with its error, which is raised by default.
+    Args:
+        path: the file.
+        what: the kind of file, for the error if it is missing.
+        wrong: is called with the error of a line that is not UTF-8, is no JSON object, has a key twice or holds a lone
+            surrogate; the line is then skipped. By default the error is raised.
+
+    Raises:
+        UserError: the file is missing, or a line is wrong.
     """
     file = existing_file(path, what)
     # Decode line by line: a text decoder reads ahead and could not name the line with the error.
@@ -105,7 +111,16 @@ def read_text(path: Path) -> str:
 
 
 def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> JsonObject:
-    """Read a JSON file that holds one object; raise ``UserError`` with the ``remedy`` if it is missing or damaged."""
+    """Read a JSON file that holds one object.
+
+    Args:
+        path: the file.
+        what: the kind of file, for the error if it is missing.
+        remedy: what the user can do about a damaged file, for its error.
+
+    Raises:
+        UserError: the file is missing, or does not hold one JSON object.
+    """
     file = existing_file(path, what)
     try:
         value = json.loads(read_text(file))

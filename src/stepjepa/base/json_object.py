@@ -1,4 +1,4 @@
-"""JSON objects: their type, and a parser that finds keys that stand twice, of which others take the last."""
+"""JSON objects: their type, and parsers that find repeated keys, of which ``json.loads`` silently takes the last."""
 
 import json
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class RepeatedKeyError(ValueError):
 
 
 class WrittenFloat(float):
-    """A number of a JSON text with a fraction or an exponent, and its text: 1.10 is another one than 1.1."""
+    """A float of a JSON text with its spelling there: 1.10 and 1.1 are equal numbers, but different texts."""
 
     __slots__ = ("text",)
     text: str
@@ -36,7 +36,7 @@ class WrittenFloat(float):
 
 @dataclass(frozen=True)
 class RepeatedKey:
-    """Stands for an object that has a key twice, in what :func:`parse_marked` returns."""
+    """Placeholder for an object that has a key twice, in values that :func:`parse_marked` returns."""
 
     key: str
 
@@ -85,7 +85,7 @@ def _refuse_repeated(value: object) -> str:
 
 
 def _repeated(pairs: _Pairs) -> str:
-    """Return the first key of an object that stands in it a second time."""
+    """Return the first key of an object that occurs a second time."""
     keys = [key for key, _ in pairs]
     return next(key for number, key in enumerate(keys) if key in keys[:number])
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-# torchrun and SLURM signal every process of a job, and the parent process forwards the signal: one request arrives
-# twice. Signals within so many seconds of the first one count as the same request.
-_SAME = 2.0
+# torchrun and SLURM signal every process of a job, and the parent process forwards the signal, so one request arrives
+# twice. Signals within this time of the first one count as the same request.
+_SAME_REQUEST_SECONDS = 2.0
 
 
 class Stopped(KeyboardInterrupt):
@@ -38,7 +38,7 @@ class Interruptions:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Count a stop signal; a second report of one request within a moment is ignored."""
-        if self.count and time.monotonic() - self._since < _SAME:
+        if self.count and time.monotonic() - self._since < _SAME_REQUEST_SECONDS:
             return
         self.count += 1
         self.first = self.first or number

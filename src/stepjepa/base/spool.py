@@ -16,16 +16,16 @@ BLOCK = 1000
 
 
 class Spooled(Sequence[Item]):
-    """A sequence, of records for example, in a temporary file that has no name and goes with it.
+    """A sequence, of records for example, in an unnamed temporary file that is deleted together with it.
 
-    A block of records is read into memory where one of them is asked for, and stays until one of another block is: fast
-    in the order of the records. The file lies in the folder for temporary files (``TMPDIR``).
+    The block of the record that was read last stays in memory, so that reading in order is fast. The file lies in the
+    folder for temporary files (``TMPDIR``).
     """
 
     def __init__(self, records: Iterable[Item]) -> None:
         """Write the records, a block in memory at a time."""
         waiting = iter(records)
-        self._places: list[tuple[int, int]] = []  # of each block: where it begins and ends
+        self._places: list[tuple[int, int]] = []  # start and end of each block in the file, in bytes
         self._count = end = 0
         self._latest: tuple[int, list[Item]] = (-1, [])  # number and records of the block that was read last
         # Unbuffered, since it is read through a memory map.

@@ -52,11 +52,11 @@ class Origin:
         return UserError(f"{message}; {self.remedy}", path=self.path, line=self.line)
 
     def wrong(self, name: str, value: object, expected: str) -> UserError:
-        """Make the error for a field of the wrong type."""
+        """Make the error for a field of the wrong type; ``expected`` describes the right one."""
         return self.error(f"{shown(self.within + name)} is {shown(value)}, expected {expected}")
 
     def missing(self, name: str, expected: str) -> UserError:
-        """Make the error for a field that is missing."""
+        """Make the error for a field that is missing; ``expected`` describes its type."""
         return self.error(f"{shown(self.within + name)} is missing, expected {expected}")
 
 
@@ -92,7 +92,17 @@ def from_json(kind: type[T], values: Mapping[str, object], origin: Origin) -> T:
 
 
 def read_json(kind: type[T], path: str | os.PathLike[str], what: str, remedy: str) -> T:
-    """Read a JSON file that holds one object as a dataclass; arguments as for ``files.read_json_object``."""
+    """Read a JSON file that holds one object as a dataclass.
+
+    Args:
+        kind: the dataclass.
+        path: the file.
+        what: the kind of file, for the error if it is missing.
+        remedy: what the user can do about a damaged file, for its error.
+
+    Raises:
+        UserError: the file is missing or damaged, or a field is missing or wrong.
+    """
     return from_json(kind, read_json_object(path, what, remedy), Origin(path, remedy))
 
 

@@ -65,13 +65,27 @@ class Collator:
         pad_id: int = 0,
         **packing: Unpack[Packing],
     ) -> Self:
-        """Make the collator of a configuration; ``predictors`` are the ids of its predictor tokens."""
+        """Make the collator of a configuration.
+
+        Args:
+            config: layout and readouts.
+            predictors: ids of its predictor tokens, K of them.
+            encoding: as the model runs sequences.
+            prompt_labels: also label the tokens of user messages.
+            pad_id: any token; padding is masked and unlabelled.
+            packing: the fields that depend on model and device.
+        """
         reading = ReadoutOptions(config.front_pred, config.reverse_pred, config.last_token, config.pooling == "mean")
         ids = np.asarray(predictors, np.int32)
         return cls(str(config.layout), ids, reading, encoding, prompt_labels=prompt_labels, pad_id=pad_id, **packing)
 
     def sequences(self, sample: SampledRecord) -> list[TokenSequence]:
-        """Lay out one record; ValueError if a sequence is longer than the model has positions."""
+        """Return the sequences that the layout makes of one record.
+
+        Raises:
+            ValueError: a sequence is longer than the model has positions.
+            UserError: the layout can't place the views of the record.
+        """
         record, sequences = sample.record, list[TokenSequence]()
         for text in record.texts:
             if sample.with_views:
@@ -91,7 +105,11 @@ class Collator:
         return sequences
 
     def __call__(self, samples: Iterable[SampledRecord | None]) -> Batch:
-        """Collate records; None is a padding slot of an uneven last batch."""
+        """Make the micro-batch of some records, on the CPU; None is a padding slot of an uneven last batch.
+
+        Raises:
+            ValueError, UserError: as for :meth:`sequences`.
+        """
         present = [sample for sample in samples if sample is not None]
         by_record = [self.sequences(sample) for sample in present]
         sequences = [sequence for group in by_record for sequence in group]

@@ -94,7 +94,7 @@ class _Records(Iterable[Record]):
     """
 
     def __init__(self, data: Data, views: Views | None, what: str) -> None:
-        self._rows, self.what, self.latest = _without_memory(data), what, Summariser()
+        self._rows, self.what, self.latest = _rereadable(data), what, Summariser()
         if views is not None:
             self._rows = Spooled(replace(record, views=tuple(views(record))) for record in as_records(self._rows))
 
@@ -171,8 +171,8 @@ def _complete_cache(file: Path, prepared: Prepared) -> None:
     write_json(file.with_suffix(".json"), {**about, "sha256": _checksum(file, about)})
 
 
-def _without_memory(data: Data) -> datasets.Dataset | Spooled[Record]:
-    """Return data that can be read again without memory: a ``datasets.Dataset``, or records in a temporary file."""
+def _rereadable(data: Data) -> datasets.Dataset | Spooled[Record]:
+    """Return data that can be read several times and is not held in memory: a ``Dataset``, or a temporary file."""
     if isinstance(data, str | os.PathLike):
         return Spooled(each_of_any(data))
     return data if isinstance(data, datasets.Dataset | Spooled) else Spooled(as_records(data))

@@ -55,7 +55,7 @@ class JepaConfig:
     """The objective, and how records become sequences; used beside ``transformers.TrainingArguments``.
 
     Raises:
-        TypeError: there is no such argument; names the one that is like it.
+        TypeError: there is no such argument; the message suggests a similar one.
         ValueError: a value is not allowed, or two options contradict each other; names both, and the remedy.
 
     Example:
@@ -287,7 +287,12 @@ def _complete_term(entry: JsonObject) -> JsonObject:
 
 
 def affecting(config: JepaConfig, what: str) -> JsonObject:
-    """Return the fields that affect a stage (``sequences``, ``encoding`` or ``objective``), with their values."""
+    """Return the fields that affect a stage, with their values.
+
+    Args:
+        config: the configuration.
+        what: the stage: ``sequences``, ``encoding`` or ``objective``.
+    """
     return {name: getattr(config, name) for name, about in SETTINGS.items() if about["affects"] == what}
 
 

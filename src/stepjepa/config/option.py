@@ -93,10 +93,10 @@ class Option:
 
     def read(self, text: str) -> Any:
         """Convert the text of a flag to one value; ``ValueError`` says what is wrong with it."""
-        read = READERS.get(self.type, str)
+        reader = READERS.get(self.type, str)
         if parse := self.about.get("parse"):
-            read = _reader(self.about.get("expected") or self.about.get("allowed", (None, "a number"))[1], parse)
-        value = read(text)
+            reader = _reader(self.about.get("expected") or self.about.get("allowed", (None, "a number"))[1], parse)
+        value = reader(text)
         if fault := self.fault(value):
             raise ValueError(fault)
         return value
@@ -183,8 +183,8 @@ def check_values(settings: DataclassInstance) -> None:
         value = getattr(settings, setting.name)
         if setting.several and not isinstance(value, list | tuple | None):
             raise UserError(f"{setting.name}: expected a list, got {shown(value)}")
-        for one in value if setting.several and value is not None else (value,):
-            if fault := setting.fault(one):
+        for item in value if setting.several and value is not None else (value,):
+            if fault := setting.fault(item):
                 raise UserError(f"{setting.name}: {fault}")
 
 
@@ -202,9 +202,14 @@ def check_effects(values: Mapping[str, object], *settings: type) -> None:
             raise UserError(f"`{setting.flag}` does nothing without {words}; add it or leave it out")
 
 
-def has_effect(each: Option, values: Mapping[str, object]) -> bool:
-    """Return whether one of the options is set without which this one has no effect."""
-    conditions = [other.partition(" ") for other in each.about.get("only_with", "").split(" or ")]
+def has_effect(setting: Option, values: Mapping[str, object]) -> bool:
+    """Return whether an option has an effect: it needs no other one, or one of those that it needs is set.
+
+    Args:
+        setting: the option; see ``only_with`` of :func:`option`.
+        values: the value of every option, by name.
+    """
+    conditions = [condition.partition(" ") for condition in setting.about.get("only_with", "").split(" or ")]
     return conditions == [("", "", "")] or any(
         values[name] == value if value else values[name] not in (None, False) for name, _, value in conditions
     )
@@ -215,10 +220,13 @@ Elsewhere = Callable[[str, object], Mapping[str, str]]
 
 
 def documented(elsewhere: Elsewhere) -> Callable[[C], C]:
-    """Decorate a dataclass of options: its docstring lists them, and an unknown argument is answered by a name.
+    """Decorate a dataclass of options: its docstring lists them, and the error for an unknown argument suggests one.
 
-    The list is made of the texts of :func:`option`. The error is a ``TypeError``, as that of
-    every call with an unknown argument.
+    The list is made of the texts of :func:`option`. The error is a ``TypeError``, as for every call with an unknown
+    argument.
+
+    Args:
+        elsewhere: names settings that are passed in another way, for the suggestion.
     """
 
     def decorate(cls: C) -> C:
@@ -239,12 +247,12 @@ def documented(elsewhere: Elsewhere) -> Callable[[C], C]:
     return decorate
 
 
-def _line(each: Option) -> str:
+def _line(setting: Option) -> str:
     """Return the entry of an option in the docstring of its class."""
-    default = "" if each.default is None or each.default is MISSING else f" (default {each.default!r})"
-    values = f" [{', '.join(each.choices)}]" if each.choices else ""
+    default = "" if setting.default is None or setting.default is MISSING else f" (default {setting.default!r})"
+    values = f" [{', '.join(setting.choices)}]" if setting.choices else ""
     return textwrap.fill(
-        f"{each.name}: {each.about['help']}{values}{default}",
+        f"{setting.name}: {setting.about['help']}{values}{default}",
         width=116,
         initial_indent=" " * 4,
         subsequent_indent=" " * 8,
@@ -294,7 +302,15 @@ def short_repr(settings: DataclassInstance, usual: DataclassInstance) -> str:
 
 
 def load(flag: str, address: str) -> Any:
-    """Load a custom ``module:name``, which runs code of that module; it may be in the working folder."""
+    """Import a user's object, which runs the code of its module; the module may be in the working folder.
+
+    Args:
+        flag: the setting that names it, for the error.
+        address: ``module:name``.
+
+    Raises:
+        UserError: the module can't be imported, or has no such name.
+    """
     # Unlike 'python -m', an installed command does not search the working folder. Added last, it hides no module.
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.append(folder)
@@ -307,7 +323,16 @@ def load(flag: str, address: str) -> Any:
 
 
 def load_class(flag: str, address: str, base: type[T]) -> type[T]:
-    """Load a class of the user with :func:`load`, and check that it is a complete class derived from ``base``."""
+    """Load a user's class with :func:`load`.
+
+    Args:
+        flag: the setting that names it, for the error.
+        address: ``module:name``.
+        base: the class that it must be derived from.
+
+    Raises:
+        UserError: it can't be imported, is not derived from ``base``, or lacks one of its abstract methods.
+    """
     value = load(flag, address)
     if not (isinstance(value, type) and issubclass(value, base)):
         raise UserError(f"{flag}: '{address}' is no class derived from {base.__module__}.{base.__name__}")

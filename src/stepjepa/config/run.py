@@ -79,7 +79,7 @@ class RunConfig:
         >>> RunConfig(**data, jepa=JepaConfig(mode="regular"), trainer={"max_steps": 100})
 
     Raises:
-        TypeError: there is no such argument; names the one that is like it.
+        TypeError: there is no such argument; the message suggests a similar one.
         UserError: a value has another type than its field, is not allowed, has no effect, or contradicts another one;
             the message names the fields and the remedy.
     """
@@ -309,7 +309,15 @@ class RunConfig:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> RunConfig:
-        """Read a YAML file of ``name: value`` lines; see :meth:`from_flat`. Errors name file and line."""
+        """Read a YAML file of ``name: value`` lines, by the names of flags.
+
+        Args:
+            path: the file.
+            note: is called with one line about a setting that has no effect, but is common in published commands.
+
+        Raises:
+            UserError: as for :meth:`from_flat`; the message begins with file and line.
+        """
         values = read_flat(path)
         try:
             return cls.from_flat(values, note)
@@ -375,7 +383,7 @@ GROUPS = ("data", "model", "objective", "loss", "answers during training", "run"
 WRITTEN: tuple[Option, ...] = tuple(
     sorted(
         (*OPTIONS, *options_of(LoraFlag), *LORA, *JEPA, *TERMS),
-        key=lambda each: GROUPS.index(each.about.get("group", "objective")),
+        key=lambda setting: GROUPS.index(setting.about.get("group", "objective")),
     )
 )
 """The settings of the flat spelling, in order."""

@@ -62,7 +62,7 @@ class RowError(UserError):
         return str(UserError(self.problem, path=self.path, line=self.line))
 
     def at(self, path: object, line: int | None = None) -> Self:
-        """Return this error with its place."""
+        """Return this error with its place in front of the message; arguments as for the class."""
         return type(self)(self.problem, *self.remedies, settings=self.settings, path=path, line=line)
 
     def for_reader(self, settings: Collection[str]) -> Self:

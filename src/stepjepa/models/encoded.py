@@ -31,7 +31,18 @@ class Encoded:
         return f"Encoded(states {shape} of layers {', '.join(map(str, self.states))}; {self.batch!r})"
 
     def at(self, index: Tensor, layer: int = -1) -> Tensor:
-        """Return hidden states ``[..., D]`` at flat positions ``[...]``, of a layer that a term names in ``layers``."""
+        """Return the hidden states at some positions.
+
+        Args:
+            index: ``[...]`` flat positions.
+            layer: index in ``hidden_states``; -1, or one that a term names in ``layers``.
+
+        Returns:
+            ``[..., D]``, in the dtype of the model.
+
+        Raises:
+            ValueError: no term names the layer.
+        """
         if layer not in self.states:
             captured = ", ".join(map(str, self.states))
             raise ValueError(f"expected a layer that a term names in 'layers' ({captured}), got {layer}")

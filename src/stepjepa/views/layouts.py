@@ -116,7 +116,15 @@ def changes_text(name: str | None) -> bool:
 
 
 def name_layout(function: object, address: str) -> None:
-    """Register a custom layout under its address, too (``layout="module:function"``)."""
+    """Register a custom layout under its address, too (``layout="module:function"``).
+
+    Args:
+        function: the object at the address, perhaps decorated by :func:`layout`.
+        address: ``module:function``.
+
+    Raises:
+        UserError: the object is no registered layout.
+    """
     registered = next((known_layout for known_layout in LAYOUTS.values() if known_layout.place is function), None)
     if registered is None:
         raise UserError(f"layout: '{address}' is no layout; put @stepjepa.layout(...) above the function")

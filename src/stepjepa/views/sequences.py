@@ -18,7 +18,7 @@ def hash_tokens(ids: NDArray[np.integer]) -> int:
 
 
 def common_prefix(first: NDArray[np.integer], second: NDArray[np.integer]) -> int:
-    """Return the length of the longest common beginning of two lists of tokens ``[N]`` and ``[M]``."""
+    """Return the length of the longest common prefix of the token ids ``first`` ``[N]`` and ``second`` ``[M]``."""
     shorter = min(len(first), len(second))
     differs = first[:shorter] != second[:shorter]
     return int(differs.argmax()) if differs.any() else shorter
