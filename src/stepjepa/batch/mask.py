@@ -136,7 +136,7 @@ def dense(trees: Trees, rule: Rule | None = None) -> Tensor:
 
 
 def padded(trees: Trees, length: int) -> Trees:
-    """Right-pad rows with tokens that neither see nor are seen by real tokens."""
+    """Right-pad rows to ``length`` with tokens that neither see nor are seen by real tokens."""
     more = length - trees.start.shape[1]
     if not more:
         return trees

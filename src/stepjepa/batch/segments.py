@@ -93,7 +93,7 @@ def cheapest_calls(segments: Segments, costs: Costs) -> tuple[list[tuple[Numbers
 
 
 def calls(segments: Segments, costs: Costs) -> Calls:
-    """Return the calls of least time, as index tensors."""
+    """Return the attention calls that run the segments in the least time by ``costs``, as index tensors."""
     flat, begin = np.concatenate(segments.paths), np.cumsum(segments.keys) - segments.keys
     output = np.empty(int(segments.queries.sum()), np.int64)
     shapes: list[CallShape] = []

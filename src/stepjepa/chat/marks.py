@@ -103,7 +103,10 @@ class Located(NamedTuple):
 
 
 def locate_all(render: Render, messages: Sequence[Message], text: str, *, opened: bool) -> Located | None:
-    """Find the parts of all messages as :func:`locate`; None if they can't be marked at once, or one occurs twice."""
+    """Find the parts of all messages by one rendering, with the arguments of :func:`locate`.
+
+    None if they can't be marked at once, or one of them occurs twice.
+    """
     try:
         marker = _Marker(text, messages, opened)
     except UserError:

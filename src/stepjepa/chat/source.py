@@ -149,7 +149,10 @@ def with_folded_system(source: str) -> str:
 
 
 def with_header(source: str, header: str) -> str:
-    """Return a template that begins the assistant's turn if ``add_generation_prompt`` is true."""
+    """Return the template ``source`` with the ``header`` of the assistant's turn at its end.
+
+    The header is written only if ``add_generation_prompt`` is true.
+    """
     # Jinja drops one line end at the end of a template.
     return source.removesuffix("\n") + f"{{{{ {_literal(header)} if add_generation_prompt else '' }}}}"
 

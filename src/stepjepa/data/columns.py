@@ -61,6 +61,9 @@ def read_chat(
         columns: names of the columns of the user's and the assistant's message.
         system: name of the column of a system prompt, instead of :data:`SYSTEM`.
         system_prompt: a fixed system prompt for all rows.
+
+    Raises:
+        UserError: the row has no such chat, has preferences, or a message is wrong.
     """
     if columns is not None and len(columns) != 2:
         raise UserError(f"columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")

@@ -108,8 +108,13 @@ def from_json(value: object, name: str, expected: str) -> Any:
 def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
     """Return one message in the form of :class:`stepjepa.data.records.Record`, and its keys that are not read.
 
-    ``name`` is its place, for errors. ``role`` and ``content`` may be ShareGPT's ``from`` and ``value``; the
-    content may be parts of type ``text``.
+    Args:
+        turn: a message with ``role`` and ``content``, or ShareGPT's ``from`` and ``value``; the content may be parts of
+            type ``text``.
+        name: its place in the row, for errors: ``messages[2]``.
+
+    Raises:
+        UserError: a field has a wrong value, or fields contradict each other.
     """
     if not isinstance(turn, Mapping):
         raise UserError(f"{name} is {shown(turn)}; {_EXPECTED}")
@@ -307,7 +312,14 @@ def tools_column(row: Mapping[str, object]) -> str:
 
 
 def read_tools(value: object) -> list[JsonObject] | None:
-    """Return the tools of a record (a list or JSON text) in OpenAI's form; None if there are none."""
+    """Return the tools of a record in OpenAI's form; None if there are none.
+
+    Args:
+        value: a list of functions, or one as JSON text; each with or without the outer ``{"type": "function"}``.
+
+    Raises:
+        UserError: it is not such a list.
+    """
     if is_absent(value) or is_absent(value := from_json(value, "tools", "a list of functions")):
         return None
     tools = []
@@ -324,7 +336,14 @@ def read_tools(value: object) -> list[JsonObject] | None:
 
 
 def read_variables(value: object) -> JsonObject | None:
-    """Return ``chat_template_kwargs`` of a record (an object or JSON text); None if there are none."""
+    """Return ``chat_template_kwargs`` of a record; None if there are none.
+
+    Args:
+        value: an object, or one as JSON text.
+
+    Raises:
+        UserError: it is no object, or names a variable that is set for every chat.
+    """
     name = "chat_template_kwargs"
     if is_absent(value) or is_absent(value := from_json(value, name, "an object")):
         return None

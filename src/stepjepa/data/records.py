@@ -120,13 +120,23 @@ def _check_columns(table: Any) -> None:
 def parse_record(
     value: Mapping[str, object], path: str | os.PathLike[str] = "<memory>", line: int = 0, columns: Columns = None
 ) -> Record:
-    """Check one object and make a record of it; ``path`` and ``line``, counted from 1, are for errors.
+    """Check one object and make a record of it.
 
     It has ``messages``: optionally one system or developer message first, then user and assistant in turn, with tool
     messages behind an assistant's; or the chat in another form, see :func:`stepjepa.data.columns.read_chat`. Messages
     behind the last trained answer are dropped. Optionally ``tools`` and ``chat_template_kwargs``, and
     explicit views: ``views``, a list of pairs of texts; or both ``text`` and ``code``, each a text or a list of one
     message.
+
+    Args:
+        value: the object: column or field name -> value.
+        path: the file that it is from, for errors.
+        line: its line there, counted from 1, for errors.
+        columns: names of the columns of the user's and the assistant's message; None recognises them.
+
+    Raises:
+        RowError: the object is no record, and the remedies depend on the settings of its reader.
+        UserError: the object is no record.
     """
     try:
         if not isinstance(value, Mapping):
@@ -184,7 +194,7 @@ def named(columns: Iterable[str]) -> str:
 
 
 def tell_unused(records: Iterable[Record], *, extra: bool = True) -> None:
-    """Print the lines of :func:`describe_unused` to standard error."""
+    """Print the lines of :func:`describe_unused`, which has the same arguments, to standard error."""
     for line in describe_unused(records, extra=extra):
         note(line)
 

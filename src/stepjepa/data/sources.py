@@ -25,8 +25,15 @@ def read_rows(
 ) -> Rows:
     """Read the rows of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
 
-    The suffix of a file decides its format (:data:`FORMATS`). A path is never looked up on the hub.
-    ``split`` and ``subset`` are for folders and the hub, which may have several.
+    Args:
+        source: a file, whose suffix decides its format (:data:`FORMATS`); a folder; or a name on the hub, where a path
+            is never looked up.
+        split: of a folder or a data set on the hub that has several.
+        subset: of a data set on the hub that has several.
+        bad: counts invalid rows, or raises the error of the first with the remedies of its settings; None raises it.
+
+    Raises:
+        UserError: there is no such source, or its format is not known.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_dir() or not (path.exists() or _looks_like_a_path(name)):
@@ -53,6 +60,9 @@ def read_records(
         bad: counts invalid lines, or raises the error of the first with the remedies of its settings; None raises it.
         columns: names of the columns of the user's and the assistant's message; None recognises them.
         limit: read only so many records from the start; None for all.
+
+    Raises:
+        UserError: there is no such file, or no record in it; or a line is wrong, unless ``bad`` skips it.
     """
     return list(islice(each_record(path, bad=bad, columns=columns), limit))
 
@@ -60,7 +70,7 @@ def read_records(
 def each_record(
     path: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
 ) -> Iterator[Record]:
-    """:func:`read_records` one by one."""
+    """Yield the records of a file one by one; arguments and errors as for :func:`read_records`."""
     if Path(path).is_dir():
         raise UserError("is a folder; name a file in it, or train on the folder as `dataset`", path=path)
     file, bad = existing_file(path, "data file"), bad or BadRecords(settings=("columns",))
@@ -121,6 +131,9 @@ def mix(sizes: Sequence[int], weights: Sequence[float] | None, seed: int) -> lis
 
     Returns:
         For each data set the indices of the records that are taken, in order.
+
+    Raises:
+        UserError: the weights are not positive numbers, one for each data set; or a data set gives no record.
     """
     if weights is None:
         return [list(range(size)) for size in sizes]

@@ -30,8 +30,11 @@ UPDATED_TOGETHER = 2**26
 class EmaEncoder(TrainerCallback):
     """A copy of a model whose weights are an exponential moving average of the model's, updated after every step.
 
-    Frozen weights, such as those below an adapter, are shared with the model and take no memory. The model must not be
-    wrapped by DDP, nor have heads of terms yet. ``decay`` is the weight of the previous average in every update.
+    Frozen weights, such as those below an adapter, are shared with the model and take no memory.
+
+    Args:
+        model: neither wrapped by DDP nor with heads of terms.
+        decay: weight of the previous average in every update.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -52,7 +55,8 @@ class EmaEncoder(TrainerCallback):
     def update(self, model: nn.Module) -> None:
         """Set ``average = decay * average + (1 - decay) * weight``; call it after an optimizer step."""
         trained = {name: parameter.detach() for name, parameter in model.named_parameters() if name in self._average}
-        # A GPU updates many weights in one launch; few enough that the copies of 16-bit weights take little memory.
+        # A GPU updates many weights in one launch. Groups are bounded, so that float32 copies of 16-bit weights take
+        # little memory.
         for names in _groups({name: weight.numel() for name, weight in trained.items()}, UPDATED_TOGETHER):
             averages = [self._average[name] for name in names]
             torch._foreach_lerp_(averages, [trained[name].float() for name in names], 1 - self.decay)
@@ -60,7 +64,15 @@ class EmaEncoder(TrainerCallback):
 
     @torch.no_grad()
     def states(self, batch: Batch, layer: int = -1) -> Tensor:
-        """Return hidden states ``[R * T, D]`` of a pass of the decoder with the averaged weights, without gradients."""
+        """Run the decoder with the averaged weights, without gradients.
+
+        Args:
+            batch: on the model's device.
+            layer: index in ``hidden_states``; -1 for those after the final norm.
+
+        Returns:
+            Hidden states ``[cells, D]`` at the flat positions of all passes.
+        """
         decoder, states = find_decoder(self._model), []
         for one_pass in batch.passes:
             with tree_mask(one_pass.trees):

@@ -114,6 +114,9 @@ def load_tokenizer(
         name: folder or hub id.
         chat_template: Jinja file; None for the model's own.
         trust_remote_code: run code that comes with the model.
+
+    Raises:
+        UserError: there is no tokenizer, or it or the template can't be read.
     """
     # For some model families transformers would make an empty tokenizer from a folder without one.
     if Path(name).is_dir() and not any(any(Path(name).glob(file)) for file in TOKENIZER_FILES):
@@ -162,7 +165,12 @@ def config_and_tokenizer(
 
 
 def new_dtype(config: PreTrainedConfig, name: str) -> torch.dtype:
-    """Return the dtype of a model built from a configuration; ``auto`` takes the configuration's, or else float32."""
+    """Return the dtype of a model that is built from a configuration.
+
+    Args:
+        config: of the model.
+        name: a name of a dtype; ``auto`` for that of the configuration, or else float32.
+    """
     dtype: torch.dtype = (config.dtype or torch.float32) if name == "auto" else getattr(torch, name)
     return dtype
 
@@ -218,14 +226,15 @@ def load_for_inference(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a trained model in evaluation mode, with its tokenizer; an adapter is merged into its base model.
 
-    UserError if no model can be loaded.
-
     Args:
         path: run folder, checkpoint folder or hub id.
         dtype: as in :func:`load_model`.
         quantization: ``4bit`` or ``8bit`` through bitsandbytes, None for neither.
         device: where to put the model; None for the accelerator if there is one, else the CPU.
         trust_remote_code: run code that comes with the model.
+
+    Raises:
+        UserError: no model can be loaded.
     """
     name = str(path)
     check_trained(name)

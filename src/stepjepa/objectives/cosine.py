@@ -26,6 +26,14 @@ def unit_vectors(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cosine_distance(first: Tensor, second: Tensor) -> Tensor:
-    """Compute ``1 - cos`` of vectors ``[..., D]``: exactly 0, without a gradient, where one has no direction."""
+    """Compute ``1 - cos`` of two vectors.
+
+    Args:
+        first: ``[..., D]``.
+        second: ``[..., D]``.
+
+    Returns:
+        ``[...]`` float32: exactly 0, without a gradient, where one of the two has no direction.
+    """
     (first, first_valid), (second, second_valid) = unit_vectors(first), unit_vectors(second)
     return (1 - (first * second).sum(-1)).masked_fill(~(first_valid & second_valid), 0)

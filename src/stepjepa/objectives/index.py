@@ -50,7 +50,17 @@ class TextIndex:
 
     @classmethod
     def of(cls, jepa: Embeds, texts: Inputs, side: Kind = "target", **options: Unpack[EmbedOptions]) -> TextIndex:
-        """Embed a corpus; for the arguments see ``Jepa.index``. ValueError for ``raw``, since a search is by cosine."""
+        """Embed a corpus, see ``Jepa.index``.
+
+        Args:
+            jepa: embeds texts.
+            texts: the corpus; equal texts are one entry.
+            side: the side of the corpus.
+            options: of ``Jepa.embedder``.
+
+        Raises:
+            ValueError: ``texts`` are records, or ``raw`` is set: a search compares by cosine.
+        """
         if options.get("raw"):
             raise ValueError("raw: an index compares by cosine, so its vectors have length 1; leave raw out")
         chosen, first = distinct(texts)
@@ -100,6 +110,9 @@ def nearest(
 
     Returns:
         ``[Q, k]`` inner products, falling, and ``[Q, k]`` indices into ``vectors``; equal products by index.
+
+    Raises:
+        ValueError: ``k`` is below 1.
     """
     if k < 1:
         raise ValueError(f"k: expected 1 or more, got {k}")

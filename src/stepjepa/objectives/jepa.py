@@ -189,9 +189,14 @@ class Jepa:
         )
 
     def collate(self, records: Iterable[Record | JsonObject], *, views: bool = True) -> Batch:
-        """Make a batch of records, or dicts with ``messages``; fit for ``DataLoader(..., collate_fn=...)``.
+        """Make a batch of records; fit for ``DataLoader(..., collate_fn=...)``.
 
-        ``views=False`` leaves out the sequences of views, as in regular training.
+        Args:
+            records: records, or dicts with ``messages``.
+            views: include the sequences of views; False as in regular training.
+
+        Returns:
+            A batch on the CPU.
 
         Raises:
             UserError: a record is wrong, or too long for ``config.over_length``.
@@ -294,7 +299,7 @@ class Jepa:
         return self.embed_steps(inputs, side, **options).vectors
 
     def embed_steps(self, inputs: Inputs, side: Kind = "source", **options: Unpack[EmbedOptions]) -> SideEmbeddings:
-        """Embed as :meth:`embed` does; return the index of the input and the number of the view in it, too."""
+        """Embed as :meth:`embed` does, with the same arguments; the result also says from which view each row is."""
         return self.embedder(side, **options)(inputs)
 
     def embedder(self, side: Kind = "source", **options: Unpack[EmbedOptions]) -> Embedder:
@@ -307,6 +312,10 @@ class Jepa:
                 ``layer``: index of ``hidden_states`` to read, instead of that of training.
                 ``pooling``: ``last`` or ``mean``, instead of that of training.
                 ``max_length``: most tokens of a text, instead of those of training.
+
+        Raises:
+            ValueError: ``side`` or an option has a value that is not allowed.
+            UserError: the model was trained without a JEPA objective, and neither ``layer`` nor ``pooling`` is named.
         """
         if side not in SIDES:
             raise ValueError(f"side: expected 'source' or 'target', got {side!r}")
@@ -334,15 +343,22 @@ class Jepa:
             texts: the corpus; equal texts are one entry.
             side: the side of the corpus; queries are on the other one.
             options: see :meth:`embedder`.
+
+        Raises:
+            ValueError: ``texts`` are records, or ``raw`` is set: a search compares by cosine.
+            UserError: as for :meth:`embed`.
         """
         return TextIndex.of(self, texts, side, **options)
 
     def embed_pairs(self, records: Iterable[Record | JsonObject], *, batch_size: int = EMBEDDED) -> ViewEmbeddings:
-        """Embed both views of all pairs; records without a pair, or over length, give no row. UserError if none has.
+        """Embed both views of all pairs of some records, at the readouts of training.
 
         Args:
-            records: as for :meth:`collate`.
+            records: as for :meth:`collate`; those without a pair, or longer than ``max_length``, give no row.
             batch_size: sequences at a time, which changes the last bits of the result at most.
+
+        Raises:
+            UserError: a record is wrong, no record has a pair, or an embedding is not finite.
         """
         config, parsed = self._reading(), [*as_records(records)]
         tokenizer = RecordTokenizer(self.tokenizer, config)

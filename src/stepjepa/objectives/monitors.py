@@ -45,7 +45,15 @@ def collapse(logs: dict[str, float]) -> str | None:
 
 
 def pair_similarity(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the cosines of the P matched pairs of embeddings ``[P, D]``, and those of the P * (P - 1) shuffled pairs."""
+    """Sum the cosines of matched pairs, and those of all shuffled ones.
+
+    Args:
+        source: ``[P, D]`` embeddings.
+        target: ``[P, D]`` embeddings of their partners.
+
+    Returns:
+        Two float32 scalars: the sum over the P matched pairs, and that over the P * (P - 1) shuffled pairs.
+    """
     first, second = F.normalize(source.float(), dim=-1), F.normalize(target.float(), dim=-1)
     matched = (first * second).sum()
     with without_autocast(first):
@@ -83,8 +91,8 @@ def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
 def retrieval_top1(source: Tensor, target: Tensor) -> float:
     """Return the fraction of sources ``[P, D]`` whose nearest target ``[P, D]`` by cosine is their own; 0 for no pairs.
 
-    The small sister of ``hits_at_1`` in ``evaluation.retrieval``: among the latest pairs of a line of logs, equal texts
-    among them, not among the distinct answers of a test file. It is higher the fewer pairs there are.
+    A cheap relative of ``hits_at_1`` in ``evaluation.retrieval``: it searches the latest pairs of a log line, which may
+    hold equal texts, not the distinct answers of a test file. Fewer pairs give higher values.
     """
     if len(source) == 0:
         return 0.0

@@ -199,7 +199,15 @@ class ViewReader:
         return (pair.first if self.config.reverse_pred else pair.second).content.tobytes()
 
     def side(self, tokenized: Sequence[TokenizedRecord], side: Kind) -> SideEmbeddings:
-        """Embed one view of each pair of some records."""
+        """Embed one view of each pair.
+
+        Args:
+            tokenized: records as tokens, each with a pair.
+            side: the view.
+
+        Raises:
+            UserError: an embedding is not finite.
+        """
         places, vectors = self._embed(tokenized, (side,))
         rows = np.concatenate([np.empty((0, 1), np.int64), *places.values()])[:, 0]
         return SideEmbeddings(vectors[rows], *_rows(places))
@@ -220,9 +228,10 @@ class ViewReader:
                 continue
             places[index] = np.empty((len(record.all_pairs), len(sides)), np.int64)
             sequences = layout.sequences(SampledRecord(record))
-            for sequence, readout in ((one, readout) for one in sequences for readout in one.readouts):
-                if readout.kind in sides:
-                    places[index][readout.pair, sides.index(readout.kind)] = distinct.number(sequence, readout)
+            for sequence in sequences:
+                for readout in sequence.readouts:
+                    if readout.kind in sides:
+                        places[index][readout.pair, sides.index(readout.kind)] = distinct.number(sequence, readout)
         return places, self._states(replace(collator, laid_out=distinct.laid_out))
 
     def _states(self, collator: _ReadoutCollator) -> NDArray[np.float32]:

@@ -63,7 +63,15 @@ def set_up(
 def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> tuple[Encoding, str]:
     """Do the part of :func:`set_up` that reads no weights and so also works on the meta device.
 
-    The model must have rows for all tokens of the objective.
+    Args:
+        model: must have rows for all tokens of the objective; changed in place.
+        config: layout, encoding and layer.
+
+    Returns:
+        The encoding of micro-batches, and the reason for it in words.
+
+    Raises:
+        ValueError: the layout needs an encoding that the model can't run, or the model lacks the layer.
     """
     base = base_model(model)
     encoding, reason = choose_encoding(base, config.encoding)

@@ -157,6 +157,9 @@ def load_term(address: str, settings: JsonObject) -> Term:
     Args:
         address: ``module:Class``.
         settings: fields of the class, by name.
+
+    Raises:
+        UserError: the class can't be loaded, is no registered term, or does not take these settings.
     """
     kind = load_class("term", address, Term)  # type: ignore[type-abstract]  # it raises an error for abstract classes
     if not hasattr(kind, "name"):

@@ -55,10 +55,14 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired_t(method: Sequence[float], baseline: Sequence[float]) -> PairedT:
-    """Return Student's paired t-test of scores, one score per seed.
+    """Return Student's paired t-test of the differences ``method - baseline``.
 
     A single pair has no test. Neither have equal differences: scores of few examples lie on a coarse grid, so that
     equal differences are due to rounding, and p = 0 would claim certainty.
+
+    Args:
+        method: one score per seed.
+        baseline: the score of the baseline for each of these seeds, in the same order.
     """
     n, mean, std = spread([own - base for own, base in zip(method, baseline, strict=True)])
     # Floating-point rounding of equal differences is not variance.

@@ -26,7 +26,12 @@ def launched_together() -> bool:
 
 
 def check_processes(args: TrainingArguments, processes: int) -> None:
-    """Raise a ``ValueError`` if a process has several devices, or if each process would train a model of its own."""
+    """Raise a ``ValueError`` if a process has several devices, or if each process would train a model of its own.
+
+    Args:
+        args: the Trainer's arguments.
+        processes: the number of processes that accelerate trains with.
+    """
     if args.n_gpu > 1:
         raise ValueError(
             f"expected one device per process, got {args.n_gpu} under DataParallel, which can't carry this objective; "

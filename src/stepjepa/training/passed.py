@@ -29,7 +29,7 @@ def passed(
     optimizer: object,
     views: object,
 ) -> Passed:
-    """Record the arguments of a trainer, before any of it is loaded."""
+    """Record the arguments of a trainer, before any of them is loaded; arguments as for ``JepaTrainer``."""
     names = [
         os.fspath(argument) if isinstance(argument, str | os.PathLike) else None
         for argument in (model, train, held_out)

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 
 def resume_hint(folder: str | Path | None, condition: str = "") -> str:
-    """Return a hint for error messages: how a failed run is resumed."""
+    """Return a hint for error messages: how a failed run is resumed.
+
+    Args:
+        folder: the run folder.
+        condition: put in front of "resume", such as ``once it can be written to,`` and a blank.
+    """
     last = last_checkpoint(Path(folder or "."))
     if last is None:
         return "no checkpoint was saved before; begin again in another `output_dir`"
@@ -138,7 +143,7 @@ def check_loaded_weights(model: PreTrainedModel, load_result: Any) -> None:
 
 
 def check_adapter_weights(model: PreTrainedModel, checkpoint: Path) -> None:
-    """Raise a ``ValueError`` for missing weights of an adapter, of which PEFT only warns."""
+    """Raise a ``ValueError`` if a ``checkpoint`` folder lacks weights of a PEFT ``model``, of which PEFT only warns."""
     # Sharded weights have other file names.
     is_adapter = hasattr(model, "peft_config") and (checkpoint / "adapter_model.safetensors").is_file()
     if is_adapter and (lost := missing_of_adapter(model, checkpoint)):

@@ -220,7 +220,16 @@ class JepaTrainer(CheckpointingTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], Sums]:
-        """Return the micro-batches of a step, and the count of each term over all of them and all processes."""
+        """Return the micro-batches of a step, and the denominators of the means of its terms.
+
+        Args:
+            epoch_iterator: of the data loader.
+            num_batches: micro-batches of the step on this process.
+            device: of the micro-batches.
+
+        Returns:
+            The micro-batches, and term name -> count over all of them and all processes.
+        """
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         counts = self._counts(batches)
         self.guard.begin_step()
@@ -240,7 +249,15 @@ class JepaTrainer(CheckpointingTrainer):
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Sums | None = None
     ) -> Tensor | tuple[Tensor, Losses]:
-        """Return the loss of one micro-batch, scaled so that the gradients of a step add up to the step's mean."""
+        """Return the loss of one micro-batch, scaled so that the gradients of a step add up to the step's mean.
+
+        Args:
+            model: wrapped or not.
+            inputs: a micro-batch on the model's device.
+            return_outputs: also return the parts of the loss.
+            num_items_in_batch: the counts of the whole step, from :meth:`get_batch_samples`; None if the step has this
+                micro-batch alone.
+        """
         counts = self._counts([inputs]) if num_items_in_batch is None else num_items_in_batch
         losses = jepa_loss(model, inputs, self.objective, counts, self.context())
         self.meter.add(inputs, losses, counts)
@@ -269,7 +286,7 @@ class JepaTrainer(CheckpointingTrainer):
 
     @property
     def plan(self) -> Plan:
-        """The records and the FLOPs of every step, known before training."""
+        """The records and the FLOPs of every step, known before training; ValueError without training records."""
         if self.prepared is None:
             raise ValueError("plan: expected training records, got none")
         return Plan.of(
@@ -367,7 +384,19 @@ class JepaTrainer(CheckpointingTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Return losses and monitors on held-out records, and scores of answers and retrieval if configured."""
+        """Measure losses and monitors on held-out records, and scores of answers and retrieval if configured.
+
+        Args:
+            eval_dataset: other records than those of the constructor, without scores of answers and retrieval.
+            ignore_keys: not used; Trainer passes it.
+            metric_key_prefix: put in front of the names of metrics.
+
+        Returns:
+            Metrics by name, which are also logged.
+
+        Raises:
+            ValueError: there are no records.
+        """
         chosen = self.prepared_eval
         if eval_dataset is not None and eval_dataset is not self.eval_dataset:
             chosen = self._prepare(eval_dataset, self.processing_class, "evaluation data")
