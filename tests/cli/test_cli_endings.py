@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from typing import Any
 
+from stepjepa.base.signals import Stopped
 from stepjepa.cli.main import main
 
 CHAT = [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "One."}]
@@ -46,3 +48,19 @@ def test_interrupted_while_a_command_is_loaded(capsys: Any, monkeypatch: Any) ->
     monkeypatch.setattr("stepjepa.cli.commands.importlib.import_module", interrupted)
     assert main(["score", "--help"]) == 128 + signal.SIGINT
     assert capsys.readouterr().err == "stepjepa score: interrupted\n"
+
+
+def test_interrupted_while_transformers_is_loaded(capsys: Any, monkeypatch: Any) -> None:
+    """A module whose import was interrupted must not be imported again for the message."""
+
+    def broken() -> list[str]:
+        raise SystemError("bad call flags")
+
+    def interrupted(args: Any) -> int:
+        raise Stopped(signal.SIGINT)
+
+    monkeypatch.setattr("stepjepa.cli.main.trainer_flags", broken)
+    monkeypatch.setitem(sys.modules, "transformers", types.ModuleType("transformers"))
+    monkeypatch.setattr("stepjepa.cli.main.parse", lambda name, words: interrupted(words))
+    assert main(["train"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "stepjepa train: interrupted\n"

@@ -78,12 +78,13 @@ def _run(name: str, words: Sequence[str]) -> int:
     return int(isinstance(result, dict) and result.get("passed") is False)
 
 
-def _error_with_dashes(name: str, message: str) -> str:
+def _error_with_dashes(name: str, message: str, *, interrupted: bool = False) -> str:
     """Return an error of the library, which names settings, with the command's flags in their place."""
     if name not in COMMANDS:
         return message
     flags = known_flags(name) if name in ("rerun", "sweep") else {*make_parser(name).flags()}
-    if "transformers" in sys.modules and name in ("train", "estimate"):
+    # An interruption names no flag of transformers, whose import it may have broken off.
+    if "transformers" in sys.modules and name in ("train", "estimate") and not interrupted:
         flags = {*flags, *trainer_flags()}
     return error_with_dashes(message, flags)
 
@@ -110,7 +111,7 @@ def _reporting(name: str, words: Sequence[str]) -> int:
     except MemoryError:
         message, code = "error: out of memory; give it less at a time, or a larger machine", 2
     except KeyboardInterrupt as stop:
-        message = _error_with_dashes(name, visible(str(stop) or "interrupted"))
+        message = _error_with_dashes(name, visible(str(stop) or "interrupted"), interrupted=True)
         code = 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
     if message:
         print(f"stepjepa {name}: {message}" if name in COMMANDS else f"stepjepa: {message}", file=sys.stderr)
