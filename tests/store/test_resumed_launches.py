@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_json
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.store.record import (
     Change,
@@ -23,7 +24,7 @@ from stepjepa.store.record import (
     read_record,
     write_record,
 )
-from stepjepa.store.resume import FinishedError, launch_settings, resumed_launches
+from stepjepa.store.resume import FURTHER_CALL, FinishedError, launch_settings, resumed_launches
 
 TRAINING = {"learning_rate": 2e-5, "optim": "adamw_torch", "lr_scheduler_type": "linear", "weight_decay": 0.0}
 TRAINING |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bf16": False}
@@ -189,7 +190,7 @@ def test_options_that_an_earlier_version_lacked_have_the_values_that_it_acted_by
 
 def test_the_checkpoint_of_another_run_is_of_the_same_settings(tmp_path: Path) -> None:
     run, new, earlier = tmp_path / "run", tmp_path / "new", Change(name="optim", before="a", now="b", mixed=True)
-    first = replace(make().launches[0], changes=[earlier])
+    first = replace(make().launches[0], changes=[earlier], from_step=0, to_step=5)
     write_record(run, replace(make(), launches=[first]))
     checkpoint = str(run / "checkpoint-5")
     # Its steps are part of this run, and so are its changes.
@@ -197,6 +198,46 @@ def test_the_checkpoint_of_another_run_is_of_the_same_settings(tmp_path: Path) -
     with pytest.raises(UserError, match=r"begun with other settings \(`train_file`: contents\)"):
         resume(new, make(data=OTHER), checkpoint=checkpoint)
     assert resume(new, make(), checkpoint=str(tmp_path / "unknown" / "checkpoint-5")) == ([], [])
+
+
+def launch_of(record: RunRecord, from_step: int, to_step: int, *changes: Change) -> Launch:
+    return replace(record.launches[0], from_step=from_step, to_step=to_step, changes=[*changes])
+
+
+def saved(folder: Path, step: int) -> str:
+    checkpoint = folder / f"checkpoint-{step}"
+    write_json(checkpoint / "trainer_state.json", {"global_step": step})
+    return str(checkpoint)
+
+
+def test_a_launch_whose_steps_were_all_lost_has_changed_nothing(tmp_path: Path) -> None:
+    """A launch with a wrong rate that ended before its first checkpoint leaves a clean seed of its arm."""
+    wrong = make(learning_rate=7.0)
+    rate = Change(name="learning_rate", before=2e-5, now=7.0, mixed=True)
+    launches = [launch_of(make(), 0, 5), launch_of(wrong, 5, 7, rate)]
+    write_record(tmp_path, replace(wrong, launches=launches))
+    *before, now = resumed_launches(tmp_path, saved(tmp_path, 5), make(), allow_changes=False, say=print)
+    assert [(each.from_step, each.to_step, each.trained) for each in before] == [(0, 5, True), (5, 5, False)]
+    # The third launch is as the first one, which the second did not become.
+    assert now.changes == [] and before[1].changes == [rate]
+    # Had the second one saved a checkpoint, its rate would be part of the run; so it would if it was killed before
+    # the record said so.
+    for recorded in (7, 5):
+        write_record(tmp_path, replace(wrong, launches=[launches[0], replace(launches[1], to_step=recorded)]))
+        *before, now = resumed_launches(tmp_path, saved(tmp_path, 7), make(), allow_changes=False, say=print)
+        assert before[1].trained and before[1].to_step == 7
+        assert [str(each) for each in now.changes] == ["learning_rate: 7.0 -> 2e-05"]
+    # Another run that begins with a checkpoint from before the change does not have it.
+    new = tmp_path / "new"
+    assert resume(new, make(), checkpoint=str(tmp_path / "checkpoint-5")) == ([], [])
+    assert resume(new, make(), checkpoint=str(tmp_path / "checkpoint-7"))[0][0] == rate
+
+
+def test_further_calls_of_train_number_their_checkpoints_anew(tmp_path: Path) -> None:
+    anew = Change(name=FURTHER_CALL, before="as it was", now="begun anew at step 5", mixed=True)
+    write_record(tmp_path, replace(make(), launches=[launch_of(make(), 0, 5), launch_of(make(), 5, 10, anew)]))
+    *before, _ = resumed_launches(tmp_path, saved(tmp_path, 5), make(), allow_changes=False, say=print)
+    assert [each.to_step for each in before] == [5, 10]
 
 
 def test_a_finished_run_is_not_resumed_unless_it_is_longer_now(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_json
 from stepjepa.store.folder import (
     checkpoints,
     open_run_folder,
@@ -22,6 +23,7 @@ def make(folder: Path) -> Path:
     for name in ("model.safetensors", "optimizer.pt", "trainer_state.json", "shards/rank0.bin"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(f"{name} of {folder.name}".encode())
+    write_json(folder / "trainer_state.json", {"global_step": int(folder.name.partition("-")[2] or 0)})
     write_checksums(folder)
     return folder
 
@@ -106,8 +108,14 @@ def test_an_older_checkpoint_is_resumed_only_where_no_later_one_stays(tmp_path: 
     older, newer = (make(tmp_path / f"checkpoint-{step}") for step in (7, 13))
     with pytest.raises(UserError, match="checkpoint-7: is older than checkpoint-13; move that elsewhere"):
         open_run_folder(str(tmp_path), str(older))
+    # A copy of it is as old.
+    (tmp_path / "run.json").write_text("{}")
+    copy = shutil.copytree(older, tmp_path.with_name("copies") / "best")
+    with pytest.raises(UserError, match="best: is older than checkpoint-13; move that elsewhere"):
+        open_run_folder(str(tmp_path), str(copy))
     newer.rename(tmp_path / "later")
-    assert open_run_folder(str(tmp_path), str(older)) == (tmp_path, str(older))
+    for each in (older, copy):
+        assert open_run_folder(str(tmp_path), str(each)) == (tmp_path, str(each))
     assert open_run_folder(str(tmp_path / "new"), str(older)) == (tmp_path / "new", str(older))
 
 

@@ -58,9 +58,8 @@ def open_run_folder(
     else:
         if resume is not None and choice != "auto":
             checkpoint = Path(resume)
-            in_folder = checkpoint.resolve().parent == folder.resolve()
-            _check_named(checkpoint, checkpoints(folder) if in_folder else [])
-            is_run = is_run or in_folder
+            _check_named(checkpoint, checkpoints(folder))
+            is_run = is_run or checkpoint.resolve().parent == folder.resolve()
         if is_main_process() and folder.exists() and not (checkpoint and is_run) and any(_contents(folder)):
             remedy = "pass `resume_from_checkpoint last`" if resumable and checkpoints(folder) else "empty it"
             raise UserError(f"is not empty; name another `output_dir`, or {remedy}", path=folder)
@@ -71,11 +70,17 @@ def open_run_folder(
 
 
 def _check_named(checkpoint: Path, in_run: Sequence[Path]) -> None:
-    """Raise ``UserError`` for an incomplete checkpoint, or for one that is not the newest of its run, ``in_run[0]``."""
+    """Raise ``UserError`` for an incomplete checkpoint, or for one that is older than the newest of its run.
+
+    Args:
+        checkpoint: the one to resume; it may be a copy in another folder.
+        in_run: the checkpoints in the run folder, newest first.
+    """
     if fault := checkpoint_fault(checkpoint, read_all=True):
         raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=checkpoint)
     # A newer checkpoint left in the folder would be the one that 'last' resumes.
-    if is_main_process() and checkpoint.name in [path.name for path in in_run[1:]]:
+    steps = json_at(checkpoint / "trainer_state.json").get("global_step")
+    if is_main_process() and in_run and isinstance(steps, int) and steps < _number(in_run[0]):
         raise UserError(f"is older than {in_run[0].name}; move that elsewhere, or pass 'last'", path=checkpoint)
 
 
@@ -87,7 +92,12 @@ def _contents(folder: Path) -> list[Path]:
 def checkpoints(folder: Path) -> list[Path]:
     """List the folders ``checkpoint-N`` of a run, complete or not, newest first."""
     numbered = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
-    return sorted(numbered, key=lambda path: -int(path.name.removeprefix("checkpoint-")))
+    return sorted(numbered, key=_number, reverse=True)
+
+
+def _number(checkpoint: Path) -> int:
+    """Return N of a folder ``checkpoint-N``: the steps after which it was saved."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def last_checkpoint(

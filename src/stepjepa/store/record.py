@@ -120,6 +120,11 @@ class Launch:
     machine: JsonObject = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
 
+    @property
+    def trained(self) -> bool:
+        """Whether a step of it is part of the run."""
+        return self.to_step > (self.from_step or 0)
+
     def __repr__(self) -> str:
         begin = "" if self.from_step is None else f"steps {self.from_step} "
         changed = "".join(f"; {change.name} {change.before} -> {change.now}" for change in self.changes)

@@ -1,10 +1,11 @@
 """Resuming a run: check that its settings have not changed, and list allowed changes."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.files import json_at
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.lora import LoraSettings
@@ -112,13 +113,44 @@ def resumed_launches(
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)
     if checkpoint is None:
         return [launch]
+    before = replace(before, launches=_launches_until(before.launches, _steps_of(checkpoint)))
     changes += launch_changes(before, now)
     for change in changes:
         say(f"resumed with another {change}")
     if in_run_folder:
         return [*before.launches, replace(launch, changes=changes)]
     # The steps before are those of the other run, with its changes.
-    return [replace(launch, changes=[*(change for earlier in before.launches for change in earlier.changes), *changes])]
+    inherited = [change for earlier in before.launches if earlier.trained for change in earlier.changes]
+    return [replace(launch, changes=[*inherited, *changes])]
+
+
+FURTHER_CALL = "schedule"
+"""Name of the change of a further call of ``train``, whose checkpoints are numbered anew."""
+
+
+def _steps_of(checkpoint: str) -> int | None:
+    """Return the number of steps after which a checkpoint was saved; None if it does not say so."""
+    steps = json_at(Path(checkpoint) / "trainer_state.json").get("global_step")
+    return steps if isinstance(steps, int) else None
+
+
+def _launches_until(launches: Sequence[Launch], steps: int | None) -> list[Launch]:
+    """Return the launches of a run with those of their steps that are in a checkpoint.
+
+    A launch whose steps were all lost, since none of its checkpoints was saved, affects no weight of the run.
+
+    Args:
+        launches: those of the run record.
+        steps: number of steps of the checkpoint; None if it is not known.
+    """
+    if steps is None or any(change.name == FURTHER_CALL for launch in launches for change in launch.changes):
+        return [*launches]
+    reached = [replace(launch, to_step=min(launch.to_step, steps)) for launch in launches]
+    # The record may be older than the checkpoint, by a kill between the two.
+    saved_by = max((at for at, launch in enumerate(launches) if (launch.from_step or 0) < steps), default=None)
+    if saved_by is not None:
+        reached[saved_by] = replace(reached[saved_by], to_step=steps)
+    return reached
 
 
 def _as_spelled(changes: Iterable[Change], now: RunRecord) -> list[str]:
@@ -189,9 +221,10 @@ def _flat(name: str, value: object) -> JsonObject:
 
 
 def launch_changes(before: RunRecord, now: RunRecord) -> list[Change]:
-    """List the differences of the launch in ``now`` from the last one in ``before``."""
+    """List the differences of the launch in ``now`` from the last one in ``before`` that trained a step."""
     *_, launch = now.launches
-    last = before.launches[-1] if before.launches and before.launches[-1].settings else None
+    trained = [each for each in before.launches if each.trained] or before.launches
+    last = trained[-1] if trained and trained[-1].settings else None
     if last is None:
         # Version 0.2.0 recorded no launches: the settings of the last one are those of the record.
         last = Launch(settings=launch_settings(before), versions=before.versions, machine=before.machine)

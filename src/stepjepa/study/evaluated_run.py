@@ -226,10 +226,14 @@ def _required(folder: Path, name: str, part: T | None) -> T:
 
 
 def _changes(record: RunRecord, *, mixed: bool) -> Iterator[str]:
-    """Yield a text for each change between launches; ``mixed`` selects those that affect the weights or the others."""
-    for launch in record.launches:
+    """Yield a text for each change between launches; ``mixed`` selects those that affect the weights or the others.
+
+    A launch none of whose steps is part of the run has changed nothing; the first one may have changes of the run
+    whose checkpoint it resumed.
+    """
+    for number, launch in enumerate(record.launches):
         for change in launch.changes:
-            if change.mixed is mixed:
+            if change.mixed is mixed and (launch.trained or number == 0):
                 yield f"resumed at step {launch.from_step or 0} with another {change}"
 
 

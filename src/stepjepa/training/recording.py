@@ -26,7 +26,7 @@ from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, checkpoint_fault, open_
 from stepjepa.store.hub import write_card
 from stepjepa.store.prompts import write_trained_prompts
 from stepjepa.store.record import Change, Fingerprints, Launch, Results, RunRecord, remove_start, write_record
-from stepjepa.store.resume import launch_settings, resumed_launches
+from stepjepa.store.resume import FURTHER_CALL, launch_settings, resumed_launches
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ class Recorder(TrainerCallback):
         assert self.record is not None
         *_, launch = now.launches
         self.steps_before = self.record.launches[-1].to_step
-        change = Change(name="schedule", before="as it was", now=f"begun anew at step {self.steps_before}", mixed=True)
+        now_begun = f"begun anew at step {self.steps_before}"
+        change = Change(name=FURTHER_CALL, before="as it was", now=now_begun, mixed=True)
         launches = [*self.record.launches, replace(launch, changes=[change])]
         return replace(now, launches=launches)
 
