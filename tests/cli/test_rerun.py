@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 
 import tiny
 from stepjepa.base.files import fingerprint, write_json, write_jsonl
+from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.main import main
+from stepjepa.running.repeat import recorded_settings
 from stepjepa.store.record import read_run
 from stepjepa.training.trainer import JepaTrainer
 from stepjepa.views.layouts import LAYOUTS
@@ -153,6 +155,18 @@ def test_a_moved_file_that_the_published_flag_splits(
     place = of_first_edition(changed(folder, tmp_path, data=data), arguments)
     assert main(["rerun", str(place), "--data_file", str(folder / "data.jsonl")]) == 2
     assert f"{folder / 'data.jsonl'} has changed since" in capsys.readouterr().err
+
+
+def test_a_file_is_split_again_as_it_was(folder: Path, tmp_path: Path) -> None:
+    """Earlier versions split a file by record, whatever it asks, and had no setting for that."""
+    split = {"data_file": "data.jsonl", "train_file": None, "eval_file": None}
+    place = changed(folder, tmp_path, split)
+    assert recorded_settings(place / "run.yaml", trusted=True)["split_by"] == "record"
+    place = changed(folder, tmp_path, {**split, "split_by": "question"})
+    assert recorded_settings(place / "run.yaml", trusted=True)["split_by"] == "question"
+    assert "split_by" not in recorded_settings(folder / "run" / "run.yaml", trusted=True)
+    for arguments, rule in ((["--data_file", "a"], "record"), (["--train_file", "a"], None)):
+        assert settings_of_earlier_run(arguments, {"mode": "regular"}).get("split_by") == rule
 
 
 def test_a_missing_file_and_other_versions(

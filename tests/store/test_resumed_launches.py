@@ -103,6 +103,25 @@ def test_what_must_not_change_is_refused_and_named(changed: dict[str, Any], name
     assert output == [f"resumed with another {change}" for change in changes]
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"eval_split": 0.2}, "`eval_split`: 0.1 -> 0.2; training records as tokens"),
+        ({"split_seed": 5}, "`split_seed`: 3 -> 5; training records as tokens"),
+        ({"split_by": "question"}, "`split_by`: record -> question; training records as tokens"),
+        ({"sha256": "e" * 64}, "`data_file`: contents; training records as tokens"),
+    ],
+)
+def test_another_split_of_a_file_is_refused_by_its_settings(
+    changed: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    was = Source(file="a.jsonl", sha256="d" * 64, eval_split=0.1, split_seed=3)
+    write_record(tmp_path, make(data={"data": was}, fingerprints=Fingerprints(records="1")))
+    now = make(data={"data": replace(was, **changed)}, fingerprints=Fingerprints(records="2"))
+    with pytest.raises(UserError, match=rf"begun with other settings \({named}\); take those"):
+        resume(tmp_path, now)
+
+
 def test_every_changed_setting_is_named_old_and_new_and_the_file_that_has_the_old_ones(tmp_path: Path) -> None:
     was = {"mode": "llm-jepa", "lbd": 0.5, "max_length": 512, "chat_template_kwargs": {"open_thinking": True}}
     write_record(tmp_path, make(jepa=was, loaded={"dtype": "float32", "chat_template": None}))

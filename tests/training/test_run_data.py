@@ -43,6 +43,10 @@ def test_a_file_is_split_by_its_seed_and_never_into_an_empty_part(tmp_path: Path
     lines = [sorted(record.line for record in part) for part in (train, held_out)]
     assert (len(held_out), sorted(lines[0] + lines[1])) == (3, list(range(1, 12)))
     assert (identity["data"].records, identity["data"].split_seed) == (11, 3)
+    # Of different questions both rules hold out the same.
+    assert identity["data"].split_by is None
+    by_record = RunConfig(data_file=file, eval_split=0.27, split_seed=3, split_by="record")
+    assert read_data(by_record)[1:] == (held_out, identity)
     assert read_data(RunConfig(data_file=file, eval_split=0.27, split_seed=4))[1] != held_out
     with pytest.raises(UserError, match=r"a.jsonl: 11 records can't be split with `eval_split 0.01`"):
         read_data(RunConfig(data_file=file, eval_split=0.01, split_seed=3))
@@ -62,6 +66,14 @@ def test_no_question_is_on_both_sides_of_a_split(tmp_path: Path, capsys: pytest.
         assert not questions[0] & questions[1] and len(train) + len(held_out) == 23
         assert len(held_out) in (6, 7)  # of 7 at most, of questions with 3 or 4 records each
     assert not capsys.readouterr().err
+    # The record says so where a split of earlier versions holds out others; that one is at hand, too.
+    assert read_data(split)[2]["data"].split_by == "question"
+    by_record, held_out, files = read_data(replace(split, split_by="record"))
+    assert files["data"].split_by is None and len(held_out) == 7
+    order = random.Random(split.split_seed).sample(range(23), 23)
+    assert [record.line - 1 for record in held_out] == sorted(order[:7])
+    assert [record.line - 1 for record in by_record] == sorted(order[7:])
+    capsys.readouterr()
     # No question has so few records: they are split one by one, which is said.
     assert len(read_data(replace(split, eval_split=0.1))[1]) == 2
     said = (

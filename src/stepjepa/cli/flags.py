@@ -75,7 +75,9 @@ def settings_of_earlier_run(arguments: Sequence[str], jepa: JsonObject) -> JsonO
     values = {
         name: value for name, value in values.items() if name not in objective and not FLAT[name].about.get("launch")
     }
-    return {**values, **trainer_values(parser, others), **flat_objective(jepa)}
+    # It split a file by record.
+    split = {"split_by": "record"} if "data_file" in values else {}
+    return {**values, **split, **trainer_values(parser, others), **flat_objective(jepa)}
 
 
 # -- a file of flags ---------------------------------------------------------------------------------------------------

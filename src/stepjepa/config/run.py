@@ -104,6 +104,9 @@ class RunConfig:
     eval_split: float = _data(
         0.2, "share of `data_file` held out; a question is on one side", allowed=SHARE, only_with="data_file"
     )
+    split_by: Literal["question", "record"] = _data(
+        "question", "what is held out whole; record: one of several to a question, as 0.2.0", only_with="data_file"
+    )
     split_seed: int = _data(42, "seed of the split, or of the mixture", only_with="data_file or dataset_weights")
 
     model_name: str | None = _model(None, "folder, hub id, or preset:tiny, preset:small ...", metavar="NAME")

@@ -8,6 +8,9 @@ from dataclasses import replace
 from itertools import chain, compress
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
 from stepjepa.base.processes import is_main_process
@@ -53,27 +56,11 @@ def read_data(
     check_inputs(run)
     if run.data_file is not None:
         records, origin = _read(run, run.data_file)
-        count = round(len(records) * run.eval_split)
-        if not 0 < count < len(records):
-            message = (
-                f"{len(records)} records can't be split with `eval_split {run.eval_split}`; one part would be empty"
-            )
-            raise UserError(message, path=run.data_file)
-        keys = [question_hashes(record.messages)["normalised"] for record in records]
-        is_held_out = draw_held_out(keys, count, run.split_seed)
-        if not is_held_out.any():
-            is_held_out = draw_held_out(range(len(records)), count, run.split_seed)
-            trained = {key for key, held_out in zip(keys, is_held_out, strict=True) if not held_out}
-            both = sum(key in trained for key, held_out in zip(keys, is_held_out, strict=True) if held_out)
-            if is_main_process():
-                note(
-                    f"{both:,} of {count:,} held-out records have a question that is also trained on, since "
-                    f"{min(Counter(keys).values()):,} records or more have the same; raise `eval_split`, or name "
-                    "other questions as `eval_file`, with `train_file`"
-                )
+        is_held_out, split_by = _split(run, records)
         train_records = Spooled(compress(records, ~is_held_out))
         eval_records = Spooled(compress(records, is_held_out))
-        files = {"data": replace(origin, eval_split=run.eval_split, split_seed=run.split_seed)}
+        split = {"eval_split": run.eval_split, "split_seed": run.split_seed, "split_by": split_by}
+        files = {"data": replace(origin, **split)}
     else:
         if train is not None:
             train_records, origin = _in_memory(train)
@@ -86,6 +73,35 @@ def read_data(
             eval_records, files["eval"] = _read(run, run.eval_file)
     _tell_overlap(train_records, eval_records)
     return train_records, eval_records, files
+
+
+def _split(run: RunConfig, records: Sequence[Record]) -> tuple[NDArray[np.bool_], str | None]:
+    """Draw the held-out records of ``data_file``.
+
+    Returns:
+        bool ``[N]``: whether a record is held out; and ``question`` where these are other records than a split by
+        record would hold out, else None.
+    """
+    count = round(len(records) * run.eval_split)
+    if not 0 < count < len(records):
+        message = f"{len(records)} records can't be split with `eval_split {run.eval_split}`; one part would be empty"
+        raise UserError(message, path=run.data_file)
+    by_record = draw_held_out(range(len(records)), count, run.split_seed)
+    if run.split_by == "record":
+        return by_record, None
+    keys = [question_hashes(record.messages)["normalised"] for record in records]
+    by_question = draw_held_out(keys, count, run.split_seed)
+    if by_question.any():
+        return by_question, None if np.array_equal(by_question, by_record) else "question"
+    trained = {key for key, held_out in zip(keys, by_record, strict=True) if not held_out}
+    both = sum(key in trained for key, held_out in zip(keys, by_record, strict=True) if held_out)
+    if is_main_process():
+        note(
+            f"{both:,} of {count:,} held-out records have a question that is also trained on, since "
+            f"{min(Counter(keys).values()):,} records or more have the same; raise `eval_split`, or name "
+            "other questions as `eval_file`, with `train_file`"
+        )
+    return by_record, None
 
 
 def _in_memory(data: Data) -> tuple[Spooled[Record], Source]:

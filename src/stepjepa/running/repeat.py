@@ -36,6 +36,9 @@ def recorded_settings(file: str | Path, *, trusted: bool) -> JsonObject:
     """
     settings = {name: value for name, value in read_flat(file).items() if name != "output_dir"} | SILENT
     check_trusted(settings, trusted=trusted)
+    if "data_file" in settings:
+        # A file without this setting is of a version that split by record.
+        settings.setdefault("split_by", "record")
     start = Path(str(read_run(Path(file).parent).get("directory", "")))
 
     def moved(value: object) -> object:

@@ -49,6 +49,7 @@ class Source:
     sha256_of_first_mib: str | None = omitted_if_none()  # of streamed files (0.1.0)
     bytes: int | None = omitted_if_none()  # of streamed files (0.1.0)
     eval_split: float | None = omitted_if_none()  # share of the file that is held out
+    split_by: str | None = omitted_if_none()  # ``question`` where that holds out other records than ``record`` would
     split_seed: int | None = omitted_if_none()
     other: JsonObject = unknown_fields()  # invalid lines; the parts of a mixture
 

@@ -164,6 +164,11 @@ def _as_spelled(changes: Iterable[Change], now: RunRecord) -> list[str]:
             words[change.name] = change.name
         elif part == "objective":
             words["`objective`"] = "`objective`"
+        elif name := _split_setting(key, now.data.get(field) if part == "data" else None):
+            # A split that was recorded without this is one by record.
+            usual = "record" if key == "split_by" else None
+            before, after = (usual if value is None else value for value in (change.before, change.now))
+            words[name] = str(Change(name=name, before=before, now=after))
         elif part == "data":
             setting = _data_setting(field, now.data.get(field))
             words.setdefault(setting, f"{setting}: contents")
@@ -177,6 +182,12 @@ def _as_spelled(changes: Iterable[Change], now: RunRecord) -> list[str]:
             setting = " ".join(filter(None, (setting, key)))
             words[setting] = str(replace(change, name=setting))
     return list(words.values())
+
+
+def _split_setting(key: str, source: Source | None) -> str | None:
+    """Return the setting of the split of a file that a field of its record is; None for other fields."""
+    is_split = source is not None and source.eval_split is not None
+    return f"`{key}`" if is_split and key in ("eval_split", "split_by", "split_seed") else None
 
 
 def _data_setting(part: str, source: Source | None) -> str:

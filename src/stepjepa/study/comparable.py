@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from stepjepa.base.errors import UserError
 from stepjepa.study.evaluated_run import EvaluatedRun
 
-DATA = ("training data (sha256)", "eval_split", "split_seed", "bytes")
+DATA = ("training data (sha256)", "eval_split", "split_by", "split_seed", "bytes")
 """Parts of the protocol that identify the files of the training data."""
 
 _TEXT_SETTINGS = ("model", "pretrain", "plain", "labels", "max_length", "over_length")

@@ -305,7 +305,7 @@ def _protocol(folder: Path, record: RunRecord, summary: _Summary) -> JsonObject:
             if digest is None:
                 raise origin_of(folder).missing(f"data.{part}.sha256", "a text")
             protocol["training data (sha256)"] = digest
-            split = {"eval_split": source.eval_split, "split_seed": source.split_seed, "bytes": source.bytes}
+            split = {name: getattr(source, name) for name in ("eval_split", "split_by", "split_seed", "bytes")}
             protocol |= {name: value for name, value in split.items() if value is not None}
     protocol["system prompts of training"] = record.system_prompts
     protocol["test file (sha256)"] = summary.test_fingerprint
