@@ -66,10 +66,10 @@ def test_a_launch_without_a_step_in_the_run_keeps_nothing_out(arms: list[Path]) 
     lost = [{**first}, {**second, "to_step": 5}, {"seconds": 1.0, "from_step": 5, "to_step": 10, "changes": []}]
     change(arms[4] / "run.json", "launches", to=lost)
     compared = compare(arms)
-    assert compared.kept_out == () and not any("learning_rate" in note for note in compared.notes)
+    assert compared.excluded == () and not any("learning_rate" in note for note in compared.notes)
     # A run that begins with the checkpoint of another one has its changes from the start, and may take no step.
     change(arms[4] / "run.json", "launches", to=[{**second, "from_step": 10}])
-    assert [each.run.folder for each in compare(arms).kept_out] == [arms[4]]
+    assert [each.run.folder for each in compare(arms).excluded] == [arms[4]]
 
 
 def test_other_versions_are_noted_alone(arms: list[Path]) -> None:
