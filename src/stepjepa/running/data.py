@@ -59,8 +59,8 @@ def read_data(
         is_held_out, split_by = _split(run, records)
         train_records = Spooled(compress(records, ~is_held_out))
         eval_records = Spooled(compress(records, is_held_out))
-        split = {"eval_split": run.eval_split, "split_seed": run.split_seed, "split_by": split_by}
-        files = {"data": replace(origin, **split)}
+        origin = replace(origin, eval_split=run.eval_split, split_seed=run.split_seed, split_by=split_by)
+        files = {"data": origin}
     else:
         if train is not None:
             train_records, origin = _in_memory(train)
