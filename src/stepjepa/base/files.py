@@ -180,7 +180,7 @@ def naming_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Re-raise errors of a full or failing disk as ``OSError`` with the path being written, which they lack."""
     try:
         yield
-    except Exception as error:  # safetensors and PyTorch have errors of their own for a full disk; all are raised again
+    except Exception as error:  # safetensors and PyTorch have other errors for a full disk; all errors are re-raised
         number = error.errno if isinstance(error, OSError) and error.filename is None else None
         # safetensors gives the system's error number in its message, PyTorch gives none.
         if match := re.search(r"\(os error (\d+)\)", str(error)):

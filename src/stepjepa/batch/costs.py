@@ -22,8 +22,8 @@ class Costs:
     pair: float  # one query against one key, over all heads
     query: float = 0.0  # gathering the queries of one token, or writing its result to its place
     key: float = 0.0  # gathering the key and the value of one token
-    call: float = 0.0  # one more call of attention, whatever its size
-    forward: float = 0.0  # one more forward pass, whatever its size
+    call: float = 0.0  # fixed cost of a call of attention
+    forward: float = 0.0  # fixed cost of a forward pass
 
     def rows(self, sizes: NDArray[np.int64], masked: NDArray[np.bool_] | bool) -> NDArray[np.float64]:
         """Return the time of rows of these sizes, under a dense mask or as plain causal text."""

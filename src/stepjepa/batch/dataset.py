@@ -269,7 +269,7 @@ def _view_tokens(pair: Pair, config: JepaConfig, changes_text: bool) -> int:
     if not source.in_main:
         count = source.end
     elif config.reverse_pred or (config.front_pred and predictors):
-        # The second view by itself, or the first one once more behind predictor tokens.
+        # The second view alone, or the first one repeated behind predictor tokens.
         count = predictors + source.end - source.start
     else:
         count = predictors

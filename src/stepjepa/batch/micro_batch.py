@@ -65,7 +65,7 @@ class Batch(dict[str, BatchValue]):
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Batch:
         """Copy the batch, with its tensors on a device; the arguments are those of ``Tensor.to``.
 
-        A copy to a CUDA device never waits for it: whatever the device computes with a tensor comes after its copy.
+        A copy to a CUDA device does not wait for it: what the device computes with a tensor is queued behind its copy.
         """
         moved = Batch(self)
         non_blocking = non_blocking or torch.device(device).type == "cuda"

@@ -53,7 +53,7 @@ def pack(
 
     Args:
         sequences: those of the micro-batch.
-        row_length: maximum tokens of a row; a longer sequence makes a row of its own length.
+        row_length: maximum tokens of a row; a longer sequence is alone in a longer row.
         groups: of each sequence the number of its record; see :func:`pack_passes`.
         one_each: see :func:`pack_passes`.
         pad_id: token behind the end of a row.
@@ -84,10 +84,10 @@ def pack_passes(
 
     Args:
         sequences: those of the micro-batch.
-        row_length: maximum tokens of a row under a mask; a longer sequence makes rows of its own length.
+        row_length: maximum tokens of a row under a mask; a longer sequence is alone in a longer row.
         pass_length: the same of a pass by segments; None for no limit.
         costs: of a layer on this device; None where they are unknown.
-        kernel: what the model runs trees by; ``calls`` and ``cheapest`` need ``costs``.
+        kernel: the form in which the model runs trees; ``calls`` and ``cheapest`` need ``costs``.
         one_pass: never make several passes.
         groups: a group for each sequence, its record; only sequences of one group share prefixes. None shares all.
         one_each: one row per sequence that is not a prefix of another, for models that can't run trees.

@@ -1,8 +1,8 @@
-"""What a chat template writes for a chat and for its beginnings, each rendered once.
+"""The renderings of a chat and of its beginnings by a chat template, each made once.
 
 The turns of a chat need a prompt and a text each, so that rendering them takes the square of the chat's length. Where a
-template only adds text (``chat.growth``) the whole chat is rendered instead, and cut. The places of texts are found in
-the whole chat and hold for every beginning whose text the whole begins with.
+template only adds text (``chat.growth``) the full chat is rendered once, and cut. The places of texts are found in the
+full chat, and are those of every beginning whose text the full one begins with.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class Beginnings:
         return self._located[opened]
 
     def _cut_up(self, render_marked: Render) -> _Cut | None:
-        """Render the whole chat and cut it; None if the marks don't stand where they should."""
+        """Render the full chat and cut it at the marks; None if the marks are not in their places."""
         try:
             text, marked = self._rendered(len(self._chat), prompt=False), render_marked(self._chat)
             prompt = render_marked(self._chat, prompt=True).rpartition(MARK)[2]
         except UserError:
             return None  # the turn that can't be rendered says so
         before, *messages, end = marked.split(MARK)
-        skipped = len(self._chat) - len(messages)  # a system message in front, which the template writes by itself
+        skipped = len(self._chat) - len(messages)  # a system message in front, which the template adds
         roles = [message["role"] for message in self._chat]
         if (
             marked.replace(MARK, "") != text

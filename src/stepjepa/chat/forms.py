@@ -38,7 +38,7 @@ class Render(Protocol):
 
 
 class _TurnForm(NamedTuple):
-    """What is written around the content of a turn's message."""
+    """The text of a template around the content of a turn's message."""
 
     probe: Turn  # the turn of the probe chat
     lead: int  # number of characters of the answer in front of the content
@@ -51,7 +51,7 @@ class _TurnForm(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """What is written around the contents of a chat, up to the message of its last turn."""
+    """The text of a template around the contents of a chat, up to the message of its last turn."""
 
     written: list[str]  # the text in front of each content, and behind the last one; with marks if there are any
     has_marks: bool

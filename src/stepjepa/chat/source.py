@@ -81,9 +81,9 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def with_served(templates: Mapping[str, str], change: Callable[[str], str]) -> dict[str, str]:
-    """Return the templates of a tokenizer by name, of which those that transformers takes by itself are changed.
+    """Return the templates of a tokenizer by name, with ``change`` applied to those that transformers uses by default.
 
-    The others, which a caller has to name, are no prompts of training.
+    The others, which a caller has to name, are not used in training.
     """
     return {
         name: change(source) if name in (_DEFAULT_NAME, _TOOL_USE) else source for name, source in templates.items()

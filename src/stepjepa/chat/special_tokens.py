@@ -43,8 +43,8 @@ def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def matched_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the added tokens of a tokenizer, the longest first, since one may begin with another.
 
-    Without those that it never makes of a text, because its normaliser changes them: one that puts a blank in front of
-    each text looks for that blank in front of the token, too.
+    Tokens that the tokenizer never finds in a text are left out: a normaliser that puts a blank in front of each text
+    also changes the token that is searched for.
     """
     added = {str(token): token for token in tokenizer.added_tokens_decoder.values() if str(token)}
     changed = [text for text, token in added.items() if token.normalized]

@@ -79,7 +79,7 @@ def ends_in_thought(prompt: str) -> bool:
 
 
 def may_end_in_tag(text: str) -> bool:
-    """Whether :func:`ends_in_thought` may hold for a prompt that ends in ``text``, whatever stands in front of it."""
+    """Whether a prompt that ends in ``text`` may end inside a thought, see :func:`ends_in_thought`."""
     return any(tag.endswith(text.rstrip()) or text.rstrip().endswith(tag) for tag in _CLOSING)
 
 

@@ -104,7 +104,7 @@ class TurnTokens(NamedTuple):
 
     tokens: Tokens
     answer: int  # the answer's first token
-    is_apart: bool = False  # the answer was tokenised by itself, since it would fuse with the prompt
+    is_apart: bool = False  # the answer was tokenised alone, since a token would join it with the prompt
     special: Spans = ()  # where the text spells special tokens, the template's own included
 
 
@@ -263,7 +263,7 @@ def _without_dummy_blank(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeni
     description = json.loads(backend.to_str())
 
     def strip(part: Any) -> bool:
-        """Remove, from a part of the description, whatever writes a blank; return whether something was removed."""
+        """Remove the steps that write a blank from a part of the description; return whether there were any."""
         if isinstance(part, list):
             return any(list(map(strip, part)))
         if not isinstance(part, dict):

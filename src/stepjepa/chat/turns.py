@@ -55,7 +55,7 @@ class _Answer(NamedTuple):
 
 
 def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts) -> Turn:
-    """Make the turn of message ``index`` of a normalised chat, of which ``texts`` has what the template writes.
+    """Make the turn of message ``index`` of a normalised chat, whose renderings are in ``texts``.
 
     1. If F begins with P, the answer is the remainder of F.
     2. Else, if F continues the last content of the prompt as P does, the answer is the remainder of F behind that.

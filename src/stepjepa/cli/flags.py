@@ -64,7 +64,7 @@ def settings_of_earlier_run(arguments: Sequence[str], jepa: JsonObject) -> JsonO
 
     Args:
         arguments: the recorded arguments of ``stepjepa train``.
-        jepa: the recorded objective, which the arguments do not say: their default loss was another one.
+        jepa: the recorded objective; the arguments do not determine it, since earlier versions had another default.
     """
     parser = Parser(prog="stepjepa train")
     parser.takes_others = True

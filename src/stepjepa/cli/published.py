@@ -16,7 +16,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.config.jepa import DEFAULTS
 
 PUBLISHED_TEMPERATURE = 0.07
-"""The published InfoNCE divides similarities by this, whatever our default is."""
+"""Temperature of the published InfoNCE, which is not our default."""
 
 FALSE = ("false", "0", "no", "off")
 """Values that switch a flag off, as the parser reads them."""

@@ -270,7 +270,7 @@ class JepaConfig:
 
     @property
     def used_predictors(self) -> int:
-        """K, the number of predictor tokens; 0 in regular training, whatever ``predictors`` is."""
+        """K, the number of predictor tokens; 0 in regular training, which ignores ``predictors``."""
         return (self.predictors or 0) if self.uses_views else 0
 
     def to_dict(self) -> JsonObject:

@@ -143,7 +143,7 @@ def options_of(*settings: DataclassInstance | type[DataclassInstance]) -> Iterat
 
 
 def _reader(expected: str, convert: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a function that converts a text; its error names what is ``expected`` if ``convert`` raises one."""
+    """Return a function that converts a text; its error says what was ``expected`` if ``convert`` raises one."""
 
     def read(text: str) -> T:
         try:
@@ -275,8 +275,10 @@ USUAL_NAMES = {
 
 
 def similar_names(name: str, names: Collection[str]) -> list[str]:
-    """Return the names that an unknown one may stand for: its usual other name, those that begin with it, the one that
-    is spelled like it, or those of which it is a word; none if there is no such name.
+    """Return the known names that a mistyped one may mean; empty if there are none.
+
+    In this order: the synonym in :data:`USUAL_NAMES`, the names that begin with it, the one with the most similar
+    spelling, the names that have it as a word.
     """
     if (usual := USUAL_NAMES.get(name, name)) in names:
         return [usual]

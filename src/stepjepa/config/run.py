@@ -254,7 +254,7 @@ class RunConfig:
         """Return every setting that has an effect, by the name of its flag, in the order of ``stepjepa train --help``.
 
         Settings that are None are left out, as are those that belong to one launch (``resume_from_checkpoint``,
-        ``allow_changes``) unless ``launch`` is set. ``from_flat`` reads what is returned as an equal configuration.
+        ``allow_changes``) unless ``launch`` is set. ``from_flat`` makes an equal configuration of the result.
         """
         terms, parts = self.jepa.terms, self.lora or LoraSettings()
         values = {

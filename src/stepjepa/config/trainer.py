@@ -28,7 +28,7 @@ def usual_fields() -> JsonObject:
     return {
         "logging_steps": 10,
         "report_to": ["tensorboard"] if importlib.util.find_spec("tensorboard") else "none",
-        # All processes say as much as the first.
+        # All processes log as much as the first.
         "log_level_replica": "passive",
     }
 

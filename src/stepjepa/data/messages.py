@@ -271,7 +271,7 @@ def _weight(turn: Mapping[str, object], role: str, name: str) -> int | None:
 def _calls(value: object, name: str, key: str, unread: list[str]) -> list[JsonObject]:
     """Return tool calls in OpenAI's form, with arguments as an object.
 
-    What is not read of them is added to ``unread``, as a key of ``key``.
+    Their keys that are not read are added to ``unread``, each behind ``key``.
     """
     if is_absent(value):
         return []

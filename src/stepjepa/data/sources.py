@@ -127,7 +127,7 @@ def mix(sizes: Sequence[int], weights: Sequence[float] | None, seed: int) -> lis
     Args:
         sizes: number of records of each.
         weights: relative; None takes all records.
-        seed: of what is drawn.
+        seed: of the draw.
 
     Returns:
         For each data set the indices of the records that are taken, in order.

@@ -54,7 +54,7 @@ def system_prompts(records: Iterable[Record]) -> list[str | None]:
 
 
 def records_fingerprint(records: Iterable[Record]) -> str:
-    """Hash the chats and explicit views of records, in their order, whatever files they are from."""
+    """Hash the chats and explicit views of records, in their order; the files that they are from do not count."""
     digest = _ContentHash()
     for record in records:
         digest.add(record)

@@ -1,4 +1,4 @@
-"""What a run writes down of its records."""
+"""The summary of a run's records, for its run record."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def singular_values(matrix: NDArray[np.float32]) -> JsonObject:
 
 
 def linear_map(embeddings: ViewEmbeddings) -> JsonObject:
-    """Measure how near the targets Y are to a linear map W of the sources X.
+    """Measure how well a linear map W of the sources X fits the targets Y.
 
     Returns:
         ``error``: the smallest ``||X W - Y||`` (Frobenius), as in the LLM-JEPA paper; always zero if there are no more

@@ -76,13 +76,15 @@ def rendered_prompts(
 ) -> dict[int, str]:
     """Return the prompt of each record as text, for a server that tokenises it with the same tokenizer.
 
-    UserError if such a server, which puts special tokens in front as the tokenizer does, would read other tokens than
-    training showed; it says where they differ.
+    The server, too, adds special tokens in front as the tokenizer does.
 
     Args:
         records: those of the test file.
         tokenizer: that of the model which the server runs.
         plain: take the plain format instead of the chat template.
+
+    Raises:
+        UserError: the server would read other tokens than those of training; the message says where they differ.
     """
     template: Template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
     prompts: dict[int, str] = {}
@@ -97,7 +99,7 @@ def rendered_prompts(
 
 def _text_for(prompt: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the prompt, or the prompt without its begin-of-text token, whose tokens are ``ids``; UserError if none."""
-    # Most servers put the begin-of-text token in front by themselves.
+    # Most servers add the begin-of-text token.
     for text in (prompt.removeprefix(tokenizer.bos_token or ""), prompt):
         fault = difference(tokenizer, tokenizer(text)["input_ids"], ids, "a server that reads the prompt as text")
         if fault is None:

@@ -40,8 +40,8 @@ Ranks = Sequence[NDArray[np.int64]]
 def ranks_of_right(source: ArrayLike, candidates: ArrayLike, right: Sequence[Sequence[int]]) -> Ranks:
     """Rank candidates by cosine, in float32, and return the ranks of the right ones.
 
-    A wrong candidate that is as near as a right one stands before it, so that equal embeddings find nothing. Neither do
-    embeddings that are not finite: a right candidate without a cosine comes last, a wrong one first.
+    Of equally near candidates a wrong one ranks before a right one, so that collapsed embeddings score nothing. For the
+    same reason a right candidate whose cosine is not finite ranks last, and a wrong one first.
 
     Args:
         source: ``[Q, D]`` embeddings of the queries.

@@ -23,7 +23,7 @@ from stepjepa.tasks.base import Task, record_error
 if TYPE_CHECKING:
     import httpx
 CONTACT_SECONDS = 5.0
-"""A server that is alive answers a GET of its address within this time, whatever it is busy with."""
+"""Seconds within which a running server answers a GET of its address, even if it is busy."""
 
 _CONNECT_SECONDS = 10.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 60.0  # seconds before the second try, doubled for each further one

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def training_records(run: RunConfig) -> list[Record]:
-    """Read the records of the training file; print notes on its columns and on what is not used."""
+    """Read the records of the training file; print notes on its columns and on its unused parts."""
     check_inputs(run)
     bad = BadRecords(run.bad_records, settings=("bad_records", "columns"))
     records = read_records(str(run.train_file), bad=bad, columns=run.columns)

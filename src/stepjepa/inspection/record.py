@@ -189,7 +189,7 @@ def token_text(tokenizer: PreTrainedTokenizerBase, index: int) -> str:
     """Return the text of a token with its leading blank; a part of a character is shown as a replacement mark."""
     text = str(tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False))
     piece = str(tokenizer.convert_ids_to_tokens(index))
-    # Vocabularies that mark a word's start with U+2581 lose the blank when a token is decoded by itself.
+    # Vocabularies that mark a word's start with U+2581 lose the blank when a token is decoded alone.
     return f" {text}" if piece.startswith("\u2581") and not text.startswith(" ") else text or piece
 
 

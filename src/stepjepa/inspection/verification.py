@@ -132,7 +132,7 @@ def check_served_folder(subject: Subject) -> str:
 def check_batch(subject: Subject) -> str:
     """Check that hidden states of packed batches equal those of plain passes over each sequence.
 
-    It is checked for each form of attention that the model can run, whichever this device takes by default.
+    It is checked for each form of attention that the model can run, not only for the default of this device.
     """
     expected = _expected_states(subject)
     comparable = ~expected.isnan().any(-1)

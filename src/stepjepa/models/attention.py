@@ -80,10 +80,13 @@ def plain_attention(model: PreTrainedModel) -> str:
 
 
 def segment_kernel(model: PreTrainedModel, device_type: str, *, varlen: bool) -> Kernel:
-    """Return the kernel by which a model that :func:`enable_trees` has switched runs trees on a device.
+    """Return the form in which a model, prepared by :func:`enable_trees`, runs trees on a device.
 
-    ``varlen`` tells whether FlashAttention computes the model's attention there. Asked for by name, as ``tree_varlen``,
-    it is taken anyway: what FlashAttention does not compute then runs a segment at a time.
+    Args:
+        model: prepared.
+        device_type: such as ``cuda``.
+        varlen: FlashAttention computes the model's attention there. A model loaded with ``tree_varlen`` uses it anyway;
+            what FlashAttention can't compute then runs a segment at a time.
     """
     attention = model.config._attn_implementation
     if attention not in (SEGMENTS, VARLEN):

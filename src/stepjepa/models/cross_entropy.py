@@ -23,7 +23,7 @@ Rows = tuple[Tensor, Tensor]
 # Minimum number of logits in a chunk: matrix products of few rows are slow.
 FEWEST_LOGITS = 2**20
 # The minimum on a GPU, where every chunk costs some dozen launches and one more pass over the gradient of the weight.
-# On an H100 2**27 logits take three quarters of the time of 3 * 2**24, twice as many hardly less (docs/performance.md).
+# On an H100 2**27 logits take three quarters of the time of 3 * 2**24, and 2**28 hardly less (docs/performance.md).
 FEWEST_GPU_LOGITS = 2**27
 
 

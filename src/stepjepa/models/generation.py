@@ -135,8 +135,8 @@ def never_generated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 def set_generation_defaults(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> None:
     """Make a model's ``generate`` stop at the tokens ``ends``, and never produce an id that stands for no text.
 
-    It stops at the tokenizer's end of text, too, as :class:`Generator` and most servers do, whether it ends a turn or
-    not: a model whose configuration has another one would write on behind it.
+    It stops at the tokenizer's end of text, too, as :class:`Generator` and most servers do, even if that ends no turn:
+    a model whose configuration names another token would continue behind it.
     The settings are part of the model: every folder that it is saved to has them, see :func:`save_generation_config`.
     """
     settings = model.generation_config
@@ -166,8 +166,8 @@ def serve_as_trained(
     the generation settings.
 
     Args:
-        model: whose ``generation_config`` gets the stop tokens; changed in place.
-        tokenizer: whose ``chat_template`` is replaced by the one that is served; further named ones stay.
+        model: its ``generation_config`` gets the stop tokens, in place.
+        tokenizer: its ``chat_template`` is replaced by the one that is served; further named templates stay.
         plain: the format without a chat template.
         variables: of the chat template, ``JepaConfig.chat_template_kwargs``.
 

@@ -68,10 +68,17 @@ _findings: dict[str, Findings] = {}  # by class and configuration
 
 
 def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[Encoding, str]:
-    """Choose the encoding of a transformers model's micro-batches; the model itself, on any device, is not run.
+    """Choose the encoding of a model's micro-batches.
 
-    Returns the encoding and the reason in words; ValueError if the model does not support the one that is ``wanted``
-    (``auto``, ``tree`` or ``rows``).
+    Args:
+        model: of transformers, on any device; it is not run itself.
+        wanted: ``auto``, ``tree`` or ``rows``.
+
+    Returns:
+        The encoding, and the reason for it in words.
+
+    Raises:
+        ValueError: the model can't run the wanted encoding, or none.
     """
     findings = probe(model)
     if findings.no_rows is not None:

@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     """A generated answer."""
 
     text: str  # before the first stop token, without special tokens
-    stopped: bool | None = None  # whether the model ended its turn by itself; None if unknown
+    stopped: bool | None = None  # whether the model ended its turn with a stop token; None if unknown
     new_tokens: int | None = None  # number of generated tokens, including the stop token; None if unknown
 
 

@@ -1,4 +1,4 @@
-"""Attention on prefix trees by segments, as a few fused calls: what a CPU runs fast.
+"""Attention on prefix trees by segments, as a few fused calls, for CPUs.
 
 It computes exactly what attention under the mask of the whole row does, see ``batch/segments.py``. A rule of the model
 (sliding window, chunks) is over positions, which are consecutive along a path, so it is one over the keys of a path.

@@ -1,4 +1,4 @@
-"""Attention on prefix trees by segments, as one variable-length call of FlashAttention: what a GPU runs fast.
+"""Attention on prefix trees by segments, as one variable-length call of FlashAttention, for GPUs.
 
 It computes exactly what attention under the mask of the whole row does, see ``batch/segments.py``: no mask, no padding,
 nothing compiled. FlashAttention takes 16 bits; anything else runs as a call for each segment, which is slow.
@@ -160,7 +160,7 @@ class VarlenCall(NamedTuple):
 
     @property
     def named(self) -> dict[str, float]:
-        """The kernel's scale and window: aligned at the end, so many keys before each query."""
+        """The kernel's scale and window: the number of keys before each query, which is aligned at the end."""
         return {
             "scale": self.scale,
             "window_size_left": self.window - 1 if self.window > 0 else -1,
@@ -189,8 +189,8 @@ def flash_backward(gradient: Tensor, saved: tuple[Tensor, ...], call: VarlenCall
 class _Varlen(Function):
     """Attention of the queries of each segment to the keys of its path, as ``torch.nn.attention.varlen`` does it.
 
-    The function there wants keys that are gathered already and keeps them until the backward pass. Here they are
-    gathered twice instead, and less stands between Python and the kernel, which is called in every layer.
+    Torch's function takes gathered keys and keeps them until the backward pass. Here they are gathered twice instead,
+    which saves memory, and the kernel, which every layer calls, is reached with less overhead in Python.
     """
 
     @staticmethod

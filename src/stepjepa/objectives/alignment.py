@@ -272,7 +272,7 @@ class SIGReg(Regularizer):
     """
 
     weight: float = 0.05
-    directions: int = 256  # M, drawn anew at every step, by seed and step alone: every process draws the same
+    directions: int = 256  # M, drawn at every step from seed and step alone, so that every process draws the same
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         return super().__call__(encoded, batch, context) / 2

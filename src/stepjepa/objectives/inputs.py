@@ -59,7 +59,7 @@ def as_inputs(values: Any, *, open_chats: bool) -> list[Text] | list[Record]:
 def with_answer(row: Any) -> Any:
     """Append a placeholder answer, which is never read, to a row that has none: its chat ends in a user's turn.
 
-    The question may also be in a column of its own. What is no such row is returned as it is.
+    The question may also be in a separate column. Any other value is returned unchanged.
     """
     if not isinstance(row, Mapping):
         return row

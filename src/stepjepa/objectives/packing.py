@@ -25,7 +25,7 @@ CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
 # choose between rows and segments. ``python benchmarks/fit_costs.py`` measures them again, and prints these lines.
 NS_WEIGHT = 0.074  # a token through one weight of a linear layer
 NS_FEATURE = 33.0  # a token through norms, activations and residual connections, for each feature of the width
-NS_SCORE = 2.4  # a query against a key of one head, whatever the size of the head
+NS_SCORE = 2.4  # a query against a key of one head, independent of the head's size
 NS_HEAD_FEATURE = 0.175  # the same, for each feature of the head
 NS_GATHER = 0.92  # one number that is gathered for attention by segments
 NS_CALL = 320_000.0  # one more call of attention

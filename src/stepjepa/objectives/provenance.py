@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What is known of the training of a model."""
+    """The facts about the training of a model that embeddings depend on."""
 
     settings: JsonObject | None  # the ``JepaConfig`` as a dict; None if it is not known
     system_prompts: Sequence[str | None] = ()  # the most frequent ones; None stands for records without one
@@ -31,7 +31,7 @@ class Provenance:
 
     @classmethod
     def of(cls, record: RunRecord) -> Provenance:
-        """Return what the record of a run says."""
+        """Read the facts from the record of a run."""
         settings = None if record.jepa is None else trained_config(record).to_dict()
         return cls(settings, record.system_prompts or (), record.objective is not None)
 

@@ -132,7 +132,7 @@ class _DistinctReadouts:
     """Sequences with one readout each, equal ones once.
 
     Attributes:
-        laid_out: the sequences; each readout is that of a source, whichever side it was.
+        laid_out: the sequences; every readout is labelled a source, also those of targets.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class ViewReader:
     batch_size: int = EMBEDDED  # sequences at a time
 
     def pairs(self, records: Sequence[Record], tokenized: Sequence[TokenizedRecord | None]) -> ViewEmbeddings:
-        """Embed both views of all pairs of some records; UserError if none of them has a pair."""
+        """Embed both views of all pairs of some records; UserError if no record has a pair."""
         places, vectors = self._embed(tokenized, SIDES)
         if not places:
             config = self.config

@@ -126,7 +126,7 @@ def activations(model: nn.Module, tokens: int, *, mixed: bool = False, checkpoin
     Args:
         model: on any device.
         tokens: of the micro-batch, padding included.
-        mixed: the pass runs in 16 bits, whatever the dtype of the weights.
+        mixed: the pass runs in 16 bits under autocast.
         checkpointing: layers are recomputed in the backward pass.
     """
     if has_experts(model):

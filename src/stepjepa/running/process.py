@@ -59,8 +59,8 @@ def _destroy_process_group() -> None:
 def _wait_for_gloo() -> None:
     """Give gloo's threads 0.4 seconds to release their tensors, for which they need the interpreter.
 
-    Whoever drops the group waits for these threads without releasing the interpreter: a deadlock (torch 2.13: 6 of 40
-    launches of two processes that train for three steps and leave).
+    Destroying the process group waits for these threads without releasing the interpreter, which is a deadlock (torch
+    2.13: in 6 of 40 launches of two processes that train for three steps).
     """
     if torch.distributed.is_initialized():
         time.sleep(0.4)

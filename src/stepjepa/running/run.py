@@ -178,7 +178,7 @@ def run(
 
     Raises:
         ValueError: an object is passed beside a setting that it replaces.
-        UserError: whatever else went wrong; before the first step nothing stays written, later it says what is saved.
+        UserError: any other failure. Before the first step no file is left behind; later it says what is saved.
         Stopped: a signal asked the run to stop; a checkpoint is saved.
 
     Example:

@@ -83,7 +83,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprints:
-    """Hashes of the data and of the base weights of a run, whatever files they were read from."""
+    """Hashes of the data and of the base weights of a run; the files that they were read from do not count."""
 
     records: str | None = None  # the tokenised training records in order: tokens, labels, views
     eval_records: str | None = None  # the same of the held-out records

@@ -143,7 +143,7 @@ class ComparedArms:
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict, and the sentence on retrieval if there is one: what a reader reads first."""
+        """The verdict, and the sentence on retrieval if there is one; a reader sees them first."""
         return [text for text in (self.verdict, self.retrieval) if text is not None]
 
     @property

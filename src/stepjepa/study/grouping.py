@@ -13,7 +13,7 @@ from stepjepa.study.run_folders import RunFolder, run_names
 
 
 def settings_key(settings: object) -> str:
-    """Return a text that is equal for equal settings, whatever their order."""
+    """Return a text that is equal for equal settings in any order."""
     return json.dumps(settings, sort_keys=True, ensure_ascii=False)
 
 
@@ -64,7 +64,7 @@ def group_by_settings(
     names = [str(label) for group_labels in labels.values() for label in group_labels if label is not None]
     baselines = {place.arm for place, _ in included if place.is_baseline}
     if len(names) != len(groups) or len(set(names)) < len(names) or len(baselines) != 1:
-        # The runs are of no sweep, or of sweeps that name arms differently: derive the names from the settings.
+        # The runs belong to no sweep, or to sweeps that name arms differently: derive the names from the settings.
         names, baselines = _names(settings), {None}
     arms = [
         Arm(name, own, tuple(sorted(group.values(), key=lambda run: [int(part) for part in run.seed.split("/")])))

@@ -22,10 +22,10 @@ CAPTION = (
     "Mean ± standard deviation over seeds; dots are seeds, the dashed line is the baseline's mean; "
     "in brackets: equal to the baseline's"
 )
-"""What a picture shows."""
+"""The quantity that a picture shows."""
 
 NARROWEST = 5.0
-"""Width of the narrowest axis, in percentage points: scores that are all equal have no spread of their own."""
+"""Width of the narrowest axis, in percentage points: scores that are all equal have no spread."""
 
 
 def check_picture(path: str | os.PathLike[str], setting: str = "plot") -> None:

@@ -221,7 +221,7 @@ def _character_sets(node: Node) -> set[Node]:
 
 def _alphabet(texts: Iterable[str], character_sets: set[Node]) -> tuple[list[str], dict[Node, int]]:
     """Return one example of each block of characters that no set distinguishes, and the blocks of each set as bits."""
-    # Whatever a set begins with, or what follows on its last character, is in ASCII, in the texts, or behind one there.
+    # The first character of every set, and the one after its last, is in ASCII, in the texts, or follows one of these.
     sets = sorted(character_sets)
     codes = {*range(129), *(ord(character) + more for text in texts for character in text for more in (0, 1))}
     examples: dict[tuple[bool, ...], str] = {}

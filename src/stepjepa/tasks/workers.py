@@ -34,7 +34,7 @@ _LONGEST_MESSAGE = 500
 class Outcome(NamedTuple):
     """The value that a call returned; or why it failed: ``time``, ``memory``, ``crash`` or ``error``, and a message."""
 
-    value: Any  # what the function returned; None for a failure
+    value: Any  # the return value of the function; None for a failure
     failure: str | None = None
     message: str = ""
 
@@ -70,7 +70,7 @@ class Workers:
         self._pool.join()
 
     def _outcome(self, future: ProcessFuture[object]) -> Outcome:
-        """Return what a call returned, or why it failed."""
+        """Return the result of a call, or the reason for its failure."""
         try:
             return Outcome(future.result())
         except BrokenProcessPool:

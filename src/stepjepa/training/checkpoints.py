@@ -69,7 +69,10 @@ class CheckpointingTrainer(Trainer):
                 self._part = None
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Save model and heads apart; ``save_model`` calls this, with the state of sharded weights if they are."""
+        """Save the model and, in separate files, the heads; ``save_model`` calls this.
+
+        ``state_dict`` is the gathered state of a sharded model.
+        """
         saving.save_model(self, super()._save, output_dir, state_dict)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:

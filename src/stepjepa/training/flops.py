@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Recomputation(TypedDict):
-    """What is computed once more in the backward pass: the arguments of :meth:`FlopModel.of` of these names."""
+    """Which parts are recomputed in the backward pass: arguments of :meth:`FlopModel.of` with these names."""
 
     gradient_checkpointing: bool
     reentrant: bool
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
 
     tokens: int  # computed, padding included
     squares: int  # (query, key) pairs of attention
-    labels: int  # positions that go through the LM head, those of the prompt loss counted by themselves
+    labels: int  # positions that go through the LM head; those of the prompt loss are counted separately
     pairs: int  # of embeddings
     passes: int = 1
 
@@ -241,7 +241,7 @@ def _head(model: PreTrainedModel) -> tuple[int, int]:
     trained = [weight for weight in (head or nn.Module()).parameters() if weight.requires_grad and weight.ndim > 1]
     below = any(parameter.requires_grad for parameter in find_decoder(model).parameters())
     if trained and all(weight.numel() < vocabulary * width for weight in trained):
-        # Rows that an adapter trains have a product of their own, beside that of the frozen weight.
+        # Rows that an adapter trains have a separate product, in addition to that of the frozen weight.
         rows = sum(2 * weight.numel() for weight in trained) * (2 + below)
         # Of an untied head they are rows of labels, which regular training trains, too.
         untied = getattr(getattr(head, "token_adapter", None), "tied_adapter", None) is None

@@ -33,9 +33,14 @@ class MeasuringTrainer(TrainerInterface, Protocol):
 
 @torch.no_grad()
 def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, float], int]:
-    """Measure the objective of a ``JepaTrainer`` on all records, with its final weights, whatever their schedules.
+    """Measure the objective of a trainer on all records; terms have the weights that they have without a schedule.
 
-    Returns the metrics, the same on every process, and the number of records.
+    Args:
+        trainer: a ``JepaTrainer``; every process must call this.
+        prepared: the records as tokens.
+
+    Returns:
+        The metrics by name, the same on every process, and the number of records.
     """
     objective, size = trainer.objective, trainer.args.per_device_eval_batch_size
     model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model

@@ -12,7 +12,7 @@ import torch
 def without_cudnn_attention() -> Iterator[None]:
     """Exclude cuDNN's kernel from ``scaled_dot_product_attention`` inside the block; other kernels take its place.
 
-    On Hopper torch prefers cuDNN for 16 bits. cuDNN plans its kernel anew for every new shape, and nearly every
+    On Hopper torch prefers cuDNN for 16 bits. cuDNN plans a kernel for every new shape, and nearly every
     micro-batch has one. FlashAttention and the memory-efficient kernel need no plan.
     """
     cuda = torch.backends.cuda

@@ -115,7 +115,7 @@ class Recorder(TrainerCallback):
 
         Args:
             checkpoint: what :meth:`open` or ``open_run_folder`` returned.
-            resumes: whether to resume a run; without a checkpoint it begins anew.
+            resumes: whether to resume a run; without a checkpoint it begins again.
             allow_changes: resume although data, their order or the objective have changed.
             refuse_finished: raise ``FinishedError`` for a run that is finished; Trainer trains it no further.
 

@@ -131,7 +131,7 @@ def loading_heads(model: PreTrainedModel, folder: str) -> Iterator[None]:
 def check_loaded_weights(model: PreTrainedModel, load_result: Any) -> None:
     """Raise a ``ValueError`` for missing and unknown weights, of which transformers only warns.
 
-    ``load_result`` is what torch's ``load_state_dict`` returned.
+    ``load_result`` is the return value of torch's ``load_state_dict``.
     """
     tensors = model.state_dict(keep_vars=True)
     missing = set(load_result.missing_keys) - set(getattr(model, "_keys_to_ignore_on_save", None) or ())
