@@ -50,7 +50,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def find_decoder(model: nn.Module) -> PreTrainedModel:
-    """Return the decoder of a causal language model (everything below its LM head), under any wrapper."""
+    """Return the decoder of a causal language model: everything below its LM head.
+
+    Args:
+        model: the model, under any wrapper (PEFT, DDP, FSDP).
+
+    Raises:
+        ValueError: the model has no decoder.
+    """
     causal = causal_model(model)
     if hasattr(causal, "get_base_model"):  # a PEFT wrapper; the model inside has a `peft_config`, too
         causal = causal.get_base_model()
@@ -87,6 +94,7 @@ class PredictorHead(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def forward(self, source: Tensor) -> Tensor:
+        """Map source embeddings ``[P, D]`` to predictions of their targets ``[P, D]``, in the dtype of the head."""
         values = source.to(self.layers[0].weight.dtype)  # type: ignore[arg-type]  # a Linear's weight
         for index, layer in enumerate(self.layers):
             values = layer(nn.functional.gelu(values) if index else values)

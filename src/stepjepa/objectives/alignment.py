@@ -44,8 +44,8 @@ class Distance(Protocol):
 class ContrastiveDistance(Distance, Protocol):
     """A distance with ``compares_pairs`` True.
 
-    One with an attribute ``excludes_equal`` that is True is passed a fourth argument, the candidates that are no
-    negatives of a source, see :func:`equal_partners`. Without it they all are.
+    If it has an attribute ``excludes_equal`` that is True, it gets a fourth argument: the candidates that are no
+    negatives of a source, see :func:`equal_partners`. For any other distance all candidates are negatives.
     """
 
     def __call__(self, source: Tensor, target: Tensor, first: int = 0, /) -> Tensor:
@@ -67,7 +67,7 @@ def _excludes_equal(distance: ContrastiveDistance) -> TypeGuard[_ExcludingDistan
 
 
 def equal_partners(keys: Tensor, context: Context) -> Tensor:
-    """Find pairs that are no negatives of each other: those of which the source or the target has the same tokens.
+    """Find pairs that are no negatives of each other: their sources, or their targets, have the same tokens.
 
     Two answers to one question are both right, and so are two questions with one answer. Like ``context.gather`` it
     must be called equally often by every process.
@@ -250,10 +250,10 @@ class Regularizer(_OfPairs):
         """Compute the penalty on one side's embeddings ``[P, D]``, a float32 scalar."""
         values = embeddings.float()
         with without_autocast(values):
-            return self._of_several(values, context) if len(values) > 1 else values.sum() * 0
+            return self._penalty(values, context) if len(values) > 1 else values.sum() * 0
 
     @abstractmethod
-    def _of_several(self, values: Tensor, context: Context) -> Tensor: ...
+    def _penalty(self, values: Tensor, context: Context) -> Tensor: ...
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         source, target = (self.value(context.gather(side)[0], context) for side in encoded.pairs)
@@ -277,7 +277,7 @@ class SIGReg(Regularizer):
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         return super().__call__(encoded, batch, context) / 2
 
-    def _of_several(self, values: Tensor, context: Context) -> Tensor:
+    def _penalty(self, values: Tensor, context: Context) -> Tensor:
         count, width = values.shape
         # Drawn on the CPU: other devices have other generators.
         generator = torch.Generator().manual_seed(context.seed * 1_000_003 + context.step)
@@ -299,7 +299,7 @@ class Variance(Regularizer):
     The variance term of VICReg (arXiv 2105.04906, eq. 1 and 2, with gamma 1).
     """
 
-    def _of_several(self, values: Tensor, context: Context) -> Tensor:
+    def _penalty(self, values: Tensor, context: Context) -> Tensor:
         return F.relu(1 - torch.sqrt(values.var(dim=0) + 1e-4)).mean()
 
 
@@ -311,7 +311,7 @@ class Covariance(Regularizer):
     The covariance term of VICReg (arXiv 2105.04906, eq. 3 and 4).
     """
 
-    def _of_several(self, values: Tensor, context: Context) -> Tensor:
+    def _penalty(self, values: Tensor, context: Context) -> Tensor:
         count, width = values.shape
         centred = values - values.mean(0)
         # The squares of all D x D entries, from the smaller of two products: |Z'Z|^2 = |ZZ'|^2.

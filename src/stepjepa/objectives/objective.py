@@ -77,10 +77,15 @@ class Objective:
 
     @classmethod
     def from_config(cls, config: JepaConfig, model: nn.Module | None = None) -> Objective:
-        """Make the objective that a configuration describes; a ``model`` with experts gets its router loss.
+        """Make the objective that a configuration describes.
 
-        UserError if a user's term can't be loaded; ValueError if ``config.router_loss`` has a weight and the model has
-        no router loss.
+        Args:
+            config: weights and kinds of the terms.
+            model: if it is a mixture of experts, its router loss is a term; None for no such term.
+
+        Raises:
+            UserError: a user's term can't be loaded, or two terms have one name.
+            ValueError: ``config.router_loss`` has a weight, and the model has no router loss.
         """
         router = None if model is None else router_loss(config, model)
         return cls([*_terms(config), *([] if router is None else [router])], config.jepa_layer)
@@ -93,8 +98,12 @@ class Objective:
     def heads(self, config: PreTrainedConfig, seed: int = 42) -> dict[str, nn.Module]:
         """Make the trained modules of the terms, by the names under which they are saved.
 
-        Their weights depend only on the seed and on ``config``, the decoder's configuration. ValueError if the decoder
-        lacks a layer that a term reads.
+        Args:
+            config: of the decoder (``model.config.get_text_config()``).
+            seed: their weights depend on it and on ``config`` alone.
+
+        Raises:
+            ValueError: the decoder lacks a layer that a term reads.
         """
         for layer in self.layers:
             check_layer(int(config.num_hidden_layers), layer, "layer of a term")

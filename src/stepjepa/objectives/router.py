@@ -112,9 +112,15 @@ class RouterLoss(Term):
 
 
 def load_balance(logits: tuple[Tensor, ...], uses: Tensor, top_k: int) -> Tensor:
-    """Compute ``E * sum over e of f_e * p_e`` of each layer's router logits ``[N, E]``, weighted by ``uses`` ``[N]``.
+    """Compute ``E * sum over experts e of f_e * p_e``, with both means over all layers and weighted tokens.
 
-    A float32 scalar; 0 with a gradient of 0 where all weights are 0.
+    Args:
+        logits: of each layer's router, ``[N, E]``.
+        uses: ``[N]`` weight of each token, float32.
+        top_k: experts that a token is sent to.
+
+    Returns:
+        A float32 scalar; 0 with a gradient of 0 where all weights are 0.
     """
     sent = probabilities = uses.new_zeros(logits[0].shape[-1])
     for layer in logits:

@@ -57,7 +57,16 @@ class Sharding(NamedTuple):
 
     @classmethod
     def of(cls, args: TrainingArguments, deepspeed: str | JsonObject | None, processes: int) -> Sharding | None:
-        """Return the sharding that the arguments or ``deepspeed`` (a file or an object) configure; None without."""
+        """Return the sharding of a run; None without.
+
+        Args:
+            args: the Trainer's arguments; ``fsdp`` switches FSDP on.
+            deepspeed: DeepSpeed's configuration, a file or an object; None without.
+            processes: number that train together.
+
+        Raises:
+            UserError: DeepSpeed's configuration can't be read.
+        """
         mixed = args.bf16 or args.fp16
         if deepspeed is not None:
             try:
@@ -80,8 +89,13 @@ def resident_bytes(
 ) -> dict[str, int]:
     """Return the bytes that a process keeps between steps, by part.
 
-    The states of an optimizer that is not in :data:`OPTIMIZERS` are left out. The model is on any device, meta
-    included, and neither sharded nor quantized yet (``quantized`` says how it will be).
+    Args:
+        model: on any device, meta included; neither sharded nor quantized yet.
+        optim: name of the optimizer; the states of one that is not in :data:`OPTIMIZERS` are left out.
+        processes: number that train together.
+        sharding: of the run; None without.
+        quantized: the quantization of frozen weights in the run; None without.
+        ema: an average of the weights is kept (``target_grad ema``).
     """
     shards = sharding or Sharding(1, 1, 1)
     head = model.get_output_embeddings()  # type: ignore[operator]  # a method of every PreTrainedModel

@@ -83,6 +83,7 @@ class ComparedArms:
 
     @property
     def baseline(self) -> Arm:
+        """The arm that all others are compared with."""
         return self.arms[0]
 
     def measure_names(self) -> dict[str, str]:

@@ -59,6 +59,7 @@ class StopCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
+        """Ask all processes for a request; if one has it, a checkpoint is saved."""
         if not self._number:
             self._number = self._request.first
             if self._processes > 1:
@@ -71,6 +72,7 @@ class StopCallback(TrainerCallback):
     on_evaluate = on_epoch_end
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Raise ``Stopped`` once the checkpoint is saved."""
         if self._number:
             raise Stopped(self._number)
 
@@ -162,6 +164,7 @@ class NonfiniteGuard(TrainerCallback):
         self.norm: Tensor | float | None = None  # of the step's gradient, before Trainer clips it
 
     def begin_step(self) -> None:
+        """Forget the micro-batches of the previous step."""
         self.batches.clear()
         self._parts.clear()
 

@@ -96,8 +96,11 @@ class FlopModel:
     ) -> FlopModel:
         """Fit the cost to passes of three lengths; a large model's on fake tensors, if its operations allow that.
 
-        The model, a PEFT wrapper of one perhaps, is not wrapped by DDP or FSDP, and is not changed. With ``ema`` a copy
-        of the decoder encodes the target: one more forward pass, without head and backward pass.
+        Args:
+            model: a causal language model or a PEFT wrapper of one, not wrapped by DDP or FSDP; it is not changed.
+            gradient_checkpointing: layers are recomputed in the backward pass.
+            reentrant: by the variant ``use_reentrant``.
+            ema: averaged weights encode the target: one more forward pass of the decoder, without backward pass.
         """
         checkpoint_fn = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
         forward, (token, square, fixed) = _fit(model, checkpoint_fn)
@@ -108,11 +111,13 @@ class FlopModel:
         return cls(token, square, label + before, _predictor_head(model), fixed + once, token_rows, *averaged)
 
     def of_shape(self, shape: Shape) -> int:
+        """Return the FLOPs of a micro-batch of this shape, forward and backward."""
         total = shape.tokens * self.token + shape.squares * self.square + shape.passes * self.fixed
         total += shape.labels * self.label + shape.pairs * self.pair
         return total + bool(shape.pairs) * (shape.tokens * self.ema_token + shape.squares * self.ema_square)
 
     def of_batch(self, batch: Batch) -> int:
+        """Return the FLOPs of a micro-batch, forward and backward, padding included."""
         return self.of_shape(Shape.of(batch))
 
     def regular(self, *, trains_rows: bool = False) -> FlopModel:

@@ -28,10 +28,12 @@ class Meter:
         self.start()
 
     def start(self) -> None:
+        """Begin a log line: its sums are 0, and its time starts now."""
         self._window.reset()
         self._start = time.perf_counter()
 
     def pause(self, seconds: float) -> None:
+        """Leave ``seconds``, of an evaluation, out of the time of the log line."""
         self._start += seconds
 
     def state(self) -> MeterState:
@@ -45,6 +47,7 @@ class Meter:
         self.num_tokens, self._start = state["num_tokens"], time.perf_counter() - state["seconds"]
 
     def begin_step(self, counts: Mapping[str, float]) -> None:
+        """Count an optimizer step; ``counts`` are its denominators, by term."""
         self._window.add(steps=1, jepa_steps=float(self._has_views(counts)))
 
     def add(self, batch: Batch, losses: Losses, counts: Mapping[str, float]) -> None:

@@ -91,6 +91,7 @@ class Plan:
 
     @property
     def records_per_step(self) -> int:
+        """Records of an optimizer step: batch size x processes x accumulation."""
         return self.sampler.records_per_step
 
     @property
@@ -120,6 +121,7 @@ class Plan:
         return 1 - relative(self) / relative(replace(self, sampler=replace(self.sampler, groups=None)))
 
     def cost(self, keys: Sequence[SampleKey]) -> float:
+        """Compute the FLOPs of the step with these keys, over all processes."""
         # A float, as all sums here: the FLOPs of whole runs of large models exceed 64-bit integers.
         return float(sum(map(self.flops.of_batch, self.micro_batches(keys))))
 
@@ -153,6 +155,7 @@ class EqualCompute:
     regular_flops: float
 
     def describe(self) -> str:
+        """Describe the length and the compute of the run on one line."""
         points = ", ".join(map(str, self.checkpoints))
         return (
             f"{self.steps} steps, {self.flops:.4g} FLOPs, {self.flops / self.regular_flops:.4f} of the regular run; "
@@ -206,7 +209,11 @@ class EqualComputeCallback(TrainerCallback):
 class FlopTracker:
     """Measures the FLOPs of the first optimizer steps and prints them beside the derived ones (``track_flop``).
 
-    ``total`` sums numbers over all processes, ``say`` prints a line, and ``steps`` are 10 as in the published scripts.
+    Args:
+        flops: derives the FLOPs of a micro-batch.
+        total: sums numbers over all processes.
+        say: prints a line.
+        steps: number of steps to measure, 10 as in the published scripts.
     """
 
     def __init__(
