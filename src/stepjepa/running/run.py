@@ -98,14 +98,14 @@ class Run:
         return evaluate(self.folder, test_file, **(self._evaluation_settings() | settings))
 
     def _evaluation_settings(self) -> JsonObject:
-        """Return the settings of the run that mean the same in an evaluation, by their names there."""
+        """Return the settings that the run shares with an evaluation, by their names there."""
         if not (self.folder / run_folder.CONFIG_FILE).is_file():
             return {}
         config = self.config
         names = ("columns", "trust_remote_code", "load_in_4bit", "load_in_8bit", "spider_path", "missing_databases")
-        same = {name: getattr(config, name) for name in names}
-        same |= {"task": config.eval_task, "max_new_tokens": config.eval_max_new_tokens}
-        return {name: value for name, value in same.items() if value not in (None, False)}
+        shared = {name: getattr(config, name) for name in names}
+        shared |= {"task": config.eval_task, "max_new_tokens": config.eval_max_new_tokens}
+        return {name: value for name, value in shared.items() if value not in (None, False)}
 
     @cached_property
     def _jepa(self) -> Jepa:
@@ -192,10 +192,10 @@ def run(
             transformers.logging.set_verbosity_error()
         # Before any random draw: an adapter's weights are drawn in set-up.
         transformers.set_seed(config.finetune_seed)
-        alone = locked(Path(str(config.output_dir))) if is_main_process() else nullcontext()
+        lock = locked(Path(str(config.output_dir))) if is_main_process() else nullcontext()
         trainer = None
         try:
-            with alone:
+            with lock:
                 trainer = _run(config, passed, None if command is None else list(command))
         except FinishedError as finished:
             # A restarted job or cell names `auto`: a finished run is no error then.
@@ -310,11 +310,11 @@ def _limit_compute(trainer: JepaTrainer, config: RunConfig) -> EqualCompute:
 def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> dict[str, float]:
     """Train until the end or a signal, and return the metrics of the training."""
 
-    def promise(number: int) -> None:
+    def announce_stop(number: int) -> None:
         name = signal.Signals(number).name
         say(f"{name}: saving a checkpoint at the end of this step, then stopping; once more to stop at once")
 
-    request = Interruptions(promise)
+    request = Interruptions(announce_stop)
     trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
     for board in trainer.callback_handler.callbacks:
         if isinstance(board, TensorBoardCallback):

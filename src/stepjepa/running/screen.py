@@ -59,7 +59,7 @@ def adapter_rate(run: RunConfig) -> str | None:
 
 
 class _Planned(TrainerInterface, Protocol):
-    """What the first screen shows of a ``JepaTrainer``, beside what its callbacks use."""
+    """Attributes of a ``JepaTrainer`` that the first screen shows, beside those that callbacks use."""
 
     jepa: JepaConfig
     plan: Plan
@@ -180,7 +180,7 @@ def next_command(run: RunConfig) -> list[str]:
 
 
 def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
-    """Return the rows to print after the last step."""
+    """Return the rows to print after the last step: the ``results``, and what the run ``folder`` holds."""
     losses = [
         ("LM loss", results.last_log.get("lm_loss")),
         ("held-out LM loss", results.evaluation.get("eval_lm_loss")),

@@ -111,10 +111,10 @@ class Recorder(TrainerCallback):
     ) -> Iterator[None]:
         """Record a launch; the block trains.
 
-        A run that fails is recorded as such; where the launch took no step, the folder's record stays what it was.
+        A run that fails is recorded as failed. If the launch took no step, the record in the folder is left unchanged.
 
         Args:
-            checkpoint: what :meth:`open` or ``open_run_folder`` returned.
+            checkpoint: from :meth:`open` or ``open_run_folder``.
             resumes: whether to resume a run; without a checkpoint it begins again.
             allow_changes: resume although data, their order or the objective have changed.
             refuse_finished: raise ``FinishedError`` for a run that is finished; Trainer trains it no further.
@@ -132,17 +132,17 @@ class Recorder(TrainerCallback):
             choices = {"allow_changes": allow_changes, "refuse_finished": refuse_finished}
             now = replace(now, launches=resumed_launches(self.folder, checkpoint, now, say=self._say, **choices))
         elif not first:
-            now = self._further(now)
+            now = self._further_call(now)
         self._started = self._started or started
         self._write(now)
         try:
             yield
         except (Stopped, KeyboardInterrupt):
-            self._cover(self._trainer.state.global_step)
+            self._update_launch(self._trainer.state.global_step)
             self._write(replace(self.record or now, status="interrupted"))
             raise
         except Exception as error:
-            self._fail(error, before)
+            self._record_failure(error, before)
             raise
 
     def _describe(self) -> RunRecord:
@@ -164,10 +164,10 @@ class Recorder(TrainerCallback):
         optimizer = self._trainer.optimizer
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         decays = [float(group.get("weight_decay", 0.0)) for group in optimizer.param_groups]
-        same = {"learning_rate": rates, "weight_decay": decays}
+        of_groups = {"learning_rate": rates, "weight_decay": decays}
         values = {
             name: group_values[0] if len(set(group_values)) == 1 else group_values
-            for name, group_values in same.items()
+            for name, group_values in of_groups.items()
         }
         return {"optim": type(getattr(optimizer, "optimizer", optimizer)).__name__, **values}
 
@@ -186,7 +186,7 @@ class Recorder(TrainerCallback):
         # Other processes may hold no weights yet, and all must agree whether the run may be resumed.
         return _of_main_process(result)
 
-    def _further(self, now: RunRecord) -> RunRecord:
+    def _further_call(self, now: RunRecord) -> RunRecord:
         """Return the record of a further call of ``train``: it continues with the weights and restarts the schedule."""
         assert self.record is not None
         *_, launch = now.launches
@@ -211,7 +211,7 @@ class Recorder(TrainerCallback):
     ) -> None:
         """Record the first step of the launch, and write the files that belong to the record."""
         self._launched = time.time()
-        self._cover(state.global_step, begins=True)
+        self._update_launch(state.global_step, begins=True)
         if self.record is None or self._config is None:
             return
         self._write(self.record)
@@ -226,11 +226,11 @@ class Recorder(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         """Record the steps of the launch so far: it may be killed."""
         if self.record is not None:
-            self._cover(state.global_step)
+            self._update_launch(state.global_step)
             self._write(self.record)
 
-    def _cover(self, step: int, *, begins: bool = False) -> None:
-        """Set the steps and seconds of the launch that is running."""
+    def _update_launch(self, step: int, *, begins: bool = False) -> None:
+        """Set the last step and the seconds of the current launch; with ``begins`` its first step, too."""
         if self.record is None:
             return
         *earlier, launch = self.record.launches
@@ -249,7 +249,7 @@ class Recorder(TrainerCallback):
         """
         trainer, state = self._trainer, self._trainer.state
         assert self.record is not None
-        self._cover(state.global_step)
+        self._update_launch(state.global_step)
         if save:
             trainer.save_model(_internal_call=True)
         metrics = self.evaluation() if evaluation is None else evaluation
@@ -285,12 +285,12 @@ class Recorder(TrainerCallback):
         return trainer.evaluated.get(step) or next(logged, {})
 
     def _best_step(self) -> int | None:
-        """Return the step whose checkpoint was loaded at the end; None where the last weights stayed."""
+        """Return the step whose checkpoint was loaded at the end; None if the last weights are the model."""
         state = self._trainer.state
         is_loaded = self._trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None
         return state.best_global_step if is_loaded else None
 
-    def _fail(self, error: Exception, before: bytes | None) -> None:
+    def _record_failure(self, error: Exception, before: bytes | None) -> None:
         """Record that the run failed; if this launch took no step, restore ``before``, the earlier run.json."""
         trainer, folder = self._trainer, self.folder
         for callback in trainer.callback_handler.callbacks:
@@ -300,7 +300,7 @@ class Recorder(TrainerCallback):
         with suppress(OSError):
             if self.trained or (isinstance(error, OSError) and before is None):
                 assert self.record is not None
-                self._cover(trainer.state.global_step)
+                self._update_launch(trainer.state.global_step)
                 self._write(replace(self.record, status="failed", error=str(error)))
             elif before is not None:
                 if is_main_process():
