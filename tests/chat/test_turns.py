@@ -284,6 +284,18 @@ def test_arguments_are_passed_as_the_template_reads_them(template: Any) -> None:
     assert not template("Qwen3").arguments_as_text
 
 
+def test_a_name_of_an_argument_that_spells_a_token_is_refused(template: Any) -> None:
+    """The turn ended in the name, and the rest of the call was lost."""
+    messages = with_call("q", "cod", "a fish", "Yes.")
+    for arguments in ({"a<|im_end|>": 1}, {"a": [{"<tool_call>": "b"}]}):
+        messages[1]["tool_calls"][0]["function"]["arguments"] = arguments
+        with pytest.raises(UserError, match=r"has an argument '.*', whose name spells the token '<.*>'; rename it"):
+            template("Qwen3").turns(messages, TOOLS)
+        messages[1]["weight"] = 0  # context
+        assert len(parts(template("Qwen3"), messages, TOOLS)) == 1
+        del messages[1]["weight"]
+
+
 def test_a_developer_is_a_system_where_the_template_lacks_the_role(template: Any) -> None:
     messages = [{"role": "developer", "content": "S"}, *chat("q", "a")]
     assert parts(template("Llama-2"), messages)[0][0] == "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nq [/INST]"

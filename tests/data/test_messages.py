@@ -101,7 +101,8 @@ def test_a_chat_with_tools() -> None:
     remaining = {"role": "assistant", "content": "", "reasoning_content": "t", "tool_calls": [PARIS]}
     assert record.messages == (developer, USER, remaining, replies, replies, ASSISTANT, USER, ASSISTANT)
     assert record.tools == [TOOL] and not record.extra
-    for text in (json.dumps([TOOL]), [TOOL], [json.dumps(BARE)]):
+    # OpenAI's responses have the type beside the name; a request has it outside.
+    for text in (json.dumps([TOOL]), [TOOL], [json.dumps(BARE)], [{"type": "function", **BARE}], [{"function": BARE}]):
         assert read(USER, ASSISTANT, tools=text).tools == [TOOL]
     assert read(USER, ASSISTANT, functions=[BARE]).tools == [TOOL]
     for empty in (None, [], "[]", " ", float("nan")):

@@ -191,6 +191,14 @@ def test_how_an_answer_ended_is_read(reason, stopped):
     assert servers.read_chat_completion(say("4", reason).body).stopped is stopped
 
 
+def test_half_a_character_of_a_server_is_replaced(test_file):
+    """Valid as an escape of JSON, it could not be written to the output file."""
+    halves = iter(["a\ud83d", "\ude00", "\ud83d\ude00", "ok", "\ufeff"])
+    with recording_server(lambda body: say(next(halves))) as server:
+        scores = ask(server, test_file, concurrency=1)
+    assert [line["generated"] for line in scores.lines] == ["a\ufffd", "\ufffd", "😀", "ok", "\ufeff"]
+
+
 def test_the_key_comes_from_the_environment_alone(test_file, monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, "s3cret")
     with recording_server(lambda body: say("4") if server_key(server) else Reply("no", 401)) as server:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat import source as sources
 from stepjepa.chat.beginnings import Beginnings
 from stepjepa.chat.forms import Forms
 from stepjepa.chat.growth import marked_template
-from stepjepa.chat.marks import REASONING_KEYS, Message, Span, contents, locate
+from stepjepa.chat.marks import REASONING_KEYS, Message, Span, argument_names, contents, locate
 from stepjepa.chat.served import trained_turns
 from stepjepa.chat.source import PINNED_DATE
 from stepjepa.chat.special_tokens import matched_tokens
@@ -128,9 +128,18 @@ class ChatTemplate:
         def render_marked(part: Sequence[Message], *, prompt: bool = False) -> str:
             return self._apply(part, prompt=prompt, tools=tools, variables=variables, marked=True)
 
+        for index in indices:
+            self._check_argument_names(chat[index])
         until = chat[: max(indices, default=-1) + 1]
         texts = Beginnings(until, render, render_marked if self._marked is not None else None, len(indices))
         return [make_turn(self, chat, index, texts) for index in indices]
+
+    def _check_argument_names(self, message: Message) -> None:
+        """Raise ``UserError`` for a name that spells a token: names are not marked, so that it could end the turn."""
+        for name in argument_names(message):
+            if (token := self._added.search(name)) is not None:
+                fault = f"'tool_calls' has an argument {shown(name)}, whose name spells the token {shown(token[0])}"
+                raise UserError(f"{fault}; rename it")
 
     def render(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> Rendered:
         """Render a whole chat as one text; UserError if the template refuses it, or rewrites a content."""

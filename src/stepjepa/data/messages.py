@@ -331,8 +331,17 @@ def read_tools(value: object) -> list[JsonObject] | None:
             raise UserError(
                 f"tools[{index}] is {shown(tool)}; expected {form}; rename the field if it means another thing"
             )
-        tools.append(dict(inner) if "function" in inner else {"type": "function", "function": dict(inner)})
+        tools.append(_tool(inner))
     return tools
+
+
+def _tool(tool: Mapping[str, Any]) -> JsonObject:
+    """Return a tool with its ``type`` outside of the function, as a request to a server has it."""
+    if "function" in tool:
+        return dict(tool) if tool.get("type") is not None else {**tool, "type": "function"}
+    # The form of OpenAI's responses has the type beside the name.
+    function = {name: value for name, value in tool.items() if (name, value) != ("type", "function")}
+    return {"type": "function", "function": function}
 
 
 def read_variables(value: object) -> JsonObject | None:

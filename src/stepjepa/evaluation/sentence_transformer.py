@@ -65,7 +65,8 @@ print(model.similarity(queries, documents))
   `HuggingFaceEmbeddings(model_name=..., query_encode_kwargs={{"task": "query"}})`. In `mteb` wrap the model:
   `SentenceTransformerEncoderWrapper(SentenceTransformer(...))`.
 - A query is {query_is}; a document is {document_is}.
-- sentence-transformers cuts texts off at {length} tokens; special tokens that a text spells count as such.
+- sentence-transformers cuts texts off at {length} tokens; special tokens that a text spells count as such, and a
+  thought in think tags in front of a document is embedded with it: remove it first, as training did.
 - The chat template of this folder is for embeddings; to answer with the model, export it without `--embeddings`.
 """
 

@@ -312,6 +312,8 @@ def _answer(text: str, choice: JsonObject, data: object) -> Answer:
     reason = choice.get("finish_reason")
     usage = data.get("usage") if isinstance(data, dict) else None
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    # Half of a character, as an escape of JSON, can't be written to a file.
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return Answer(
         text,
         stopped={"stop": True, "tool_calls": True, "length": False}.get(reason) if isinstance(reason, str) else None,
