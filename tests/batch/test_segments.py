@@ -41,7 +41,7 @@ def visible(rows: Rows) -> list[set[int]]:
 def seen_in_calls(made: Calls) -> list[set[int]]:
     """The same by the calls, query by query."""
     queries: list[tuple[int, set[int]]] = []  # column of each query, and the columns that it sees
-    for call in made.each():
+    for call in made.split():
         number, height, width, causal = call.shape
         assert (call.query.shape, call.key.shape) == ((number, height), (number, width))
         for row in range(number):

@@ -60,7 +60,7 @@ class Calls:
         """Number of queries against keys that are computed, padding included."""
         return sum(shape.segments * shape.queries * shape.keys for shape in self.shapes)
 
-    def each(self) -> Iterator[Call]:
+    def split(self) -> Iterator[Call]:
         """Yield the calls in order."""
         numbers = [shape.segments for shape in self.shapes]
         queries = self.query_index.split([shape.segments * shape.queries for shape in self.shapes])

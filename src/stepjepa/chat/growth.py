@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 MARK = "\ue002"
-"""Stands in front of the text of each message, and behind that of the last one."""
+"""Mark in front of the text of each message, and behind that of the last one."""
 
 _LOOP = {"index", "index0", "first", "previtem", "depth", "depth0"}  # attributes of `loop` that earlier messages decide
 
@@ -58,7 +58,7 @@ def _main_loop(tree: nodes.Template) -> int:
             _check(node, lists, in_loop=False)
     for node in loop.body:
         _check(node, lists, in_loop=True)
-    # What the loop leaves behind must not decide the text behind it.
+    # Variables that the loop changes must not affect the text behind it.
     changed = {reference.name for reference in loop.find_all(nodes.NSRef)}
     changed |= {variable.name for variable in loop.find_all(nodes.Name) if variable.ctx != "load"}
     changed |= {macro.name for macro in tree.find_all(nodes.Macro)}

@@ -53,11 +53,21 @@ def locate(
     begin: int = 0,
     opened: bool = False,
 ) -> list[Place]:
-    """Find the parts of some messages in ``text``, which is ``render(messages)``.
+    """Find the parts of some messages in their rendered chat.
 
     If a template writes something else for marked texts, messages are marked one at a time. A text that still can't be
-    marked is searched for, and must occur exactly once behind ``begin``. With ``opened`` a content may begin inside a
-    thought, see ``thought_in``. ``indices`` are those of the messages whose parts are found.
+    marked is searched for, and must occur exactly once behind ``begin``.
+
+    Args:
+        render: renders messages.
+        messages: the chat.
+        text: ``render(messages)``.
+        indices: of the messages whose parts are found.
+        begin: the place in ``text`` behind which unmarked texts are searched for.
+        opened: a content may begin inside a thought, see ``thought_in``.
+
+    Returns:
+        The places of the parts in the order of the messages; their span is None if they are not found.
     """
     chosen, marker = set(indices), _Marker(text, messages, opened)
     places = marker.locate(render, chosen)
@@ -73,7 +83,7 @@ def locate(
 
 
 def contents(places: Sequence[Place], count: int) -> list[Span | None]:
-    """Return the span of each message's content, without a thought in front of it; None if it is missing."""
+    """Return the span of the content of each of ``count`` messages, without a thought before it; None if missing."""
     spans: list[Span | None] = [None] * count
     for part, span in places:
         if part.kind == "content":
@@ -89,7 +99,10 @@ class Located(NamedTuple):
     open_ends: frozenset[int]  # numbers of parts whose last white space may belong to the next part
 
     def beginning(self, text: str, count: int) -> list[Place] | None:
-        """Return the places of the first ``count`` messages in their own text; None unless the whole begins with it."""
+        """Return the places of the first ``count`` messages in ``text``, their rendering.
+
+        None unless the text of the chat begins with it.
+        """
         chosen = [number for number, place in enumerate(self.places) if place.part.message < count]
         spans = {number: span for number in chosen if (span := self.places[number].span) is not None}
         last = max(spans, key=lambda number: spans[number], default=None)

@@ -43,9 +43,20 @@ _TOOL: JsonObject = {
 class ChatTemplate:
     """The chat template of a fast tokenizer as it is served, with properties derived from it.
 
-    ``source`` is the tokenizer's template with the values that a run fixes (see ``chat.source``): a date, ``variables``
-    (``chat_template_kwargs``), a system role, the header of an answer. ``saved`` is what is saved with the model, and
-    renders the prompts of training in plain transformers. UserError if the template can't be used.
+    Its methods take ``messages`` in the form of :class:`stepjepa.data.records.Record`, ``tools`` in OpenAI's form, and
+    ``variables``, those of the template that one chat sets beside the run's.
+
+    Args:
+        tokenizer: has a chat template; not changed.
+        variables: of the template, fixed for the run (``chat_template_kwargs``).
+
+    Attributes:
+        source: the template with the values that a run fixes (see ``chat.source``): a date, the variables, a system
+            role, the header of an answer.
+        saved: the template that is saved with the model; it renders the prompts of training in plain transformers.
+
+    Raises:
+        UserError: the template can't be used.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Variables = None) -> None:
@@ -209,7 +220,9 @@ class ChatTemplate:
         named after thoughts first.
         """
         names = sources.variables_of(self._compiled.environment, self.source) - {*self._special_tokens}
-        for name in sorted(names, key=lambda each: ("think" not in each and "reason" not in each, each)):
+        for name in sorted(
+            names, key=lambda variable: ("think" not in variable and "reason" not in variable, variable)
+        ):
             for value in (True, False):
                 try:
                     prompt = self._apply([_message("user", _ASKED)], prompt=True, variables={name: value})

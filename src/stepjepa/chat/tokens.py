@@ -141,7 +141,7 @@ class TextTokenizer:
         return [next(replaced if spells_one else plain) for spells_one in spells]
 
     def turns(self, turns: Sequence[TurnText]) -> list[TurnTokens]:
-        """Tokenise turns. If the tokens of the whole turn begin with those of its prompt, the others are the answer.
+        """Tokenise turns. If the tokens of the full turn begin with those of its prompt, the others are the answer.
 
         Otherwise a token joins prompt and answer, which can't happen in a server; then the answer is tokenised alone.
         """
@@ -151,9 +151,7 @@ class TextTokenizer:
             not turn.prompt_own and not overlap(spans, turn.own) for turn, spans in zip(turns, special, strict=True)
         ]
         plain = iter(self._turns_in_pieces([turn for turn, is_one in zip(turns, is_plain, strict=True) if is_one]))
-        others = iter(
-            self._turns_by_themselves([turn for turn, is_one in zip(turns, is_plain, strict=True) if not is_one])
-        )
+        others = iter(self._turns_by_text([turn for turn, is_one in zip(turns, is_plain, strict=True) if not is_one]))
         tokens = []
         for turn, spans, is_one in zip(turns, special, is_plain, strict=True):
             prompt, full = next(plain if is_one else others)
@@ -166,14 +164,14 @@ class TextTokenizer:
                 tokens.append(TurnTokens(Tokens([*prompt, *answer.pieces]), count, True, spans))
         return tokens
 
-    def _turns_by_themselves(self, turns: Sequence[TurnText]) -> list[tuple[Pieces, Pieces]]:
-        """Tokenise the prompt and the whole of each turn."""
+    def _turns_by_text(self, turns: Sequence[TurnText]) -> list[tuple[Pieces, Pieces]]:
+        """Tokenise prompt and full text of turns that spell special tokens, or may."""
         prompts = self([turn.text[: turn.answer] for turn in turns], [turn.prompt_own for turn in turns])
         full_texts = self([turn.text for turn in turns], [(*turn.prompt_own, *turn.own) for turn in turns])
         return [(prompt.pieces, full.pieces) for prompt, full in zip(prompts, full_texts, strict=True)]
 
     def _turns_in_pieces(self, turns: Sequence[TurnText]) -> list[tuple[Pieces, Pieces]]:
-        """The same for texts whose special tokens were all written by the template."""
+        """Tokenise prompt and full text of turns whose special tokens were all written by the template."""
         pieces = self._of_pieces([part for turn in turns for part in self._cut_turn(turn.text, turn.answer)])
         return list(zip(pieces[::2], pieces[1::2], strict=True))
 
@@ -337,7 +335,7 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: b
         **options,
     )
     backend: Any = tokenizer.backend_tokenizer
-    both = [
+    encodings = [
         *zip(encoding["input_ids"], encoding["offset_mapping"], strict=True),
         *(
             (encoded.ids, encoded.offsets)
@@ -345,12 +343,13 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: b
         ),
     ]
     return [
-        Piece(np.array(ids, np.int32), offsets, len(text)) for text, (ids, offsets) in zip(texts, both, strict=True)
+        Piece(np.array(ids, np.int32), offsets, len(text))
+        for text, (ids, offsets) in zip(texts, encodings, strict=True)
     ]
 
 
 def _passes_texts_on(kind: Any) -> bool:
-    """Whether a class of tokenizers passes texts to its backend as they are, as nearly all do."""
+    """Whether a class of tokenizers passes texts to its backend unchanged, as nearly all do."""
     from transformers import PreTrainedTokenizerFast
 
     usual: Any = PreTrainedTokenizerFast

@@ -18,7 +18,7 @@ _AROUND = 40  # characters that an error shows around the first difference of tw
 
 
 class Texts(Protocol):
-    """What a template writes for the beginnings of a chat; see ``beginnings.Beginnings``."""
+    """The renderings of a chat and of its beginnings; see ``beginnings.Beginnings``."""
 
     def prompt(self, index: int) -> str: ...
     def full(self, index: int) -> str: ...
@@ -60,9 +60,10 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts
     1. If F begins with P, the answer is the remainder of F.
     2. Else, if F continues the last content of the prompt as P does, the answer is the remainder of F behind that.
     3. Else, if P ends in an open thought, the answer is the thought, the text that closes it, and F from the content.
-    4. Else, if P ends in an empty thought that F leaves out, the answer is F behind what the two have in common.
+    4. Else, if P ends in an empty thought that F leaves out, the answer is F behind their common part.
 
-    UserError if none of these holds, or if the answer lacks a text of the message.
+    Raises:
+        UserError: none of these holds, or the answer lacks a text of the message.
     """
     message, prompt, full = chat[index], texts.prompt(index), texts.full(index)
     plain, opened = full.startswith(prompt), ends_in_thought(prompt)
@@ -132,9 +133,9 @@ def _rewritten(template: Rules, message: Message, renderings: _Renderings, own_p
     if tag is not None and has_thought:
         fault = f"the prompt closes the thought already ({shown(prompt[tag.start :])}), and the message has one"
         variables = template.leaves_thought()
-        way = f"leave the thought to the model with `chat_template_kwargs '{variables}'`"
-        way = way if variables else "use a `chat_template` whose prompt leaves the thought to the model"
-        raise UserError(f"{fault} ('reasoning_content', or think tags in 'content'); remove it, or {way}")
+        remedy = f"leave the thought to the model with `chat_template_kwargs '{variables}'`"
+        remedy = remedy if variables else "use a `chat_template` whose prompt leaves the thought to the model"
+        raise UserError(f"{fault} ('reasoning_content', or think tags in 'content'); remove it, or {remedy}")
     continuation = full[in_full or 0 :]
     same = next((at for at, (a, b) in enumerate(zip(behind, continuation, strict=False)) if a != b), 0)
     begin = max(same - _AROUND, 0)

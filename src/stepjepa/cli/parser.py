@@ -198,17 +198,17 @@ def _flag(flags: Collection[str], quoted: re.Match[str]) -> str:
     return f"--{quoted[1]}" if f"--{quoted[1].partition(' ')[0]}" in flags else quoted[0]
 
 
-def _add(group: argparse._ArgumentGroup, each: Option, named_only: bool) -> None:
+def _add(group: argparse._ArgumentGroup, setting: Option, named_only: bool) -> None:
     """Add the flag of a setting, with its default at the end of its help text."""
-    about, default = each.about, None if each.default is MISSING else each.default
-    metavar = about.get("metavar") or (None if each.choices else {int: "N", float: "X"}.get(each.type, "TEXT"))
-    words: dict[str, Any] = {"type": argument_type(each.read), "default": default, "metavar": metavar}
-    words |= {"choices": each.choices} if each.choices else {}
+    about, default = setting.about, None if setting.default is MISSING else setting.default
+    metavar = about.get("metavar") or (None if setting.choices else {int: "N", float: "X"}.get(setting.type, "TEXT"))
+    words: dict[str, Any] = {"type": argument_type(setting.read), "default": default, "metavar": metavar}
+    words |= {"choices": setting.choices} if setting.choices else {}
     if named_only:
         words["default"] = argparse.SUPPRESS
-    if each.type is bool:
+    if setting.type is bool:
         words |= {"nargs": "?", "const": True, "metavar": "BOOL"}
-    elif each.several:
+    elif setting.several:
         replaced = default or about.get("positional")
         words |= {"nargs": "+"} if replaced else {"nargs": "+", "action": "extend"}
     elif "const" in about:
@@ -216,7 +216,7 @@ def _add(group: argparse._ArgumentGroup, each: Option, named_only: bool) -> None
     text = " ".join(map(str, default)) if isinstance(default, tuple | list) else default
     text = f"{text:g}" if isinstance(text, float) else text
     shown_default = "" if text in (None, False, "") else " (on)" if text is True else f" ({text})"
-    names = [each.flag] if about.get("positional") else [f"--{name}" for name in each.spellings]
+    names = [setting.flag] if about.get("positional") else [f"--{name}" for name in setting.spellings]
     summary = re.sub("`([a-z][^`]*)`", r"--\1", about["help"])
     action = group.add_argument(*names, help=summary.replace("%", "%%") + shown_default, **words)
     action.summary = summary.partition("; ")[0] + shown_default  # type: ignore[attr-defined]  # for the short help

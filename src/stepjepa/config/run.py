@@ -293,15 +293,15 @@ class RunConfig:
         for key, value in values.items():
             if value is None:
                 continue
-            each = FLAT.get(key)
-            if each is None and key in PASSED_OBJECTS and isinstance(value, Mapping):
+            setting = FLAT.get(key)
+            if setting is None and key in PASSED_OBJECTS and isinstance(value, Mapping):
                 objects[key] = dict(value)
-            elif each is None:
+            elif setting is None:
                 trainer[key] = _trainer_setting(key, value)
-            elif each.flag in settings:
-                raise UserError(f"{key}: stands twice, as `{each.flag}`, too; leave one out")
+            elif setting.flag in settings:
+                raise UserError(f"{key}: stands twice, as `{setting.flag}`, too; leave one out")
             else:
-                settings[each.flag] = each.convert(value)
+                settings[setting.flag] = setting.convert(value)
         settings["jepa"] = read_objective(settings, note)
         lora = {part.name: settings.pop(part.flag) for part in LORA if part.flag in settings}
         if settings.pop("lora", False):

@@ -236,9 +236,24 @@ def flex_forward(
 ) -> tuple[Tensor, None]:
     """Compute attention under the mask of :func:`block_mask`, with the signature that transformers calls.
 
-    Query ``[B, H, T, d]``, key and value ``[B, G, T, d]``, H a multiple of G, to ``[B, T, H, d]``. They are padded to
-    one of a few row lengths, since the kernel is compiled for one shape at a time. ``s_aux`` ``[H]`` are attention
-    sinks: additional scores that take a share of the softmax and have no value.
+    Rows are padded to one of a few lengths, since the kernel is compiled for one shape at a time.
+
+    Args:
+        module: the layer, which transformers passes.
+        query: ``[B, H, T, d]``.
+        key: ``[B, G, T, d]``, H a multiple of G.
+        value: ``[B, G, T, d]``.
+        attention_mask: of :func:`block_mask`.
+        scaling: factor of the scores; None for ``1 / sqrt(d)``.
+        dropout: must be 0.
+        softcap: limit of the scores, by tanh; None for none.
+        s_aux: ``[H]`` attention sinks: further scores that take a share of the softmax and have no value.
+
+    Returns:
+        ``[B, T, H, d]``, and None in place of attention weights.
+
+    Raises:
+        ValueError: the layer has dropout.
     """
     if dropout:
         raise ValueError(f"FlexAttention has no dropout, got {dropout}; set it to 0 in the model's configuration")

@@ -58,9 +58,14 @@ def summed_cross_entropy(
 
 
 def states_at_once(vocabulary: int, width: int, *, on_gpu: bool) -> int:
-    """Return the number of states in a chunk: ``D / 4``, so that its logits are small beside the head's weight.
+    """Return the number of states in a chunk: ``D / 4``, so that its logits are small compared with the head's weight.
 
-    It is raised where a chunk would have less than ``FEWEST_LOGITS`` logits, or ``FEWEST_GPU_LOGITS`` on a GPU.
+    It is larger if a chunk would have less than ``FEWEST_LOGITS`` logits, or ``FEWEST_GPU_LOGITS`` on a GPU.
+
+    Args:
+        vocabulary: V, the number of logits of a state.
+        width: D.
+        on_gpu: the states are on a GPU.
     """
     return max(width // 4, (FEWEST_GPU_LOGITS if on_gpu else FEWEST_LOGITS) // vocabulary, 1)
 

@@ -38,9 +38,15 @@ class Generator:
     ``sampling.seed`` and the number of the batch, so batches can be run in any order, and repeated. Of the model's own
     ``generation_config`` only the stop tokens are used, not sampling and penalties.
 
-    ``model`` is in evaluation mode, perhaps with an adapter; neither it nor the tokenizer is changed. With ``plain``
-    records are rendered without a chat format. ``stop_ids`` are the tokens that end an answer, ``positions`` the number
-    of tokens that the model has positions for, None for no limit.
+    Args:
+        model: in evaluation mode, perhaps with an adapter; not changed.
+        tokenizer: not changed.
+        sampling: length of answers, temperature and seed.
+        plain: render records without a chat format.
+
+    Attributes:
+        stop_ids: the tokens that end an answer.
+        positions: maximum number of tokens of prompt and answer together; None for no limit.
     """
 
     def __init__(

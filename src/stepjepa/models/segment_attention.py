@@ -38,7 +38,7 @@ class SegmentMask:
 
 def segment_mask(trees: Trees, calls: Calls, rule: Rule | None, dtype: torch.dtype) -> SegmentMask:
     """Return the mask of a row that runs by calls; ``rule`` is the model's own, None for the ordinary causal one."""
-    return SegmentMask(calls, [CallMask(call.shape, _call_mask(call, trees, rule, dtype)) for call in calls.each()])
+    return SegmentMask(calls, [CallMask(call.shape, _call_mask(call, trees, rule, dtype)) for call in calls.split()])
 
 
 def _call_mask(call: Call, trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor | None:
@@ -100,7 +100,16 @@ def segment_forward(
 ) -> tuple[Tensor, None]:
     """Compute attention on one row by the calls of :func:`segment_mask`, with the signature that transformers calls.
 
-    Query ``[1, H, T, d]``, key ``[1, G, T, d]`` and value ``[1, G, T, e]``, H a multiple of G, to ``[1, T, H, e]``.
+    Args:
+        query: ``[1, H, T, d]``.
+        key: ``[1, G, T, d]``, H a multiple of G.
+        value: ``[1, G, T, e]``.
+        attention_mask: of :func:`segment_mask`.
+        scaling: factor of the scores; None for ``1 / sqrt(d)``.
+        dropout: of the attention weights.
+
+    Returns:
+        ``[1, T, H, e]``, and None in place of attention weights.
     """
     heads, groups = query.shape[1], key.shape[1]
     calls = attention_mask.calls
@@ -108,10 +117,10 @@ def segment_forward(
     keys = gather(torch.cat([_rows(key), _rows(value)], 1), calls.key_index)
     width = groups * key.shape[3]
     masks = attention_mask.of_dtype(query.dtype)
-    some_queries = queries.split([shape.segments * shape.queries for shape, _ in masks])
-    some_keys = keys.split([shape.segments * shape.keys for shape, _ in masks])
+    call_queries = queries.split([shape.segments * shape.queries for shape, _ in masks])
+    call_keys = keys.split([shape.segments * shape.keys for shape, _ in masks])
     results = []
-    for (shape, mask), own_queries, own_keys in zip(masks, some_queries, some_keys, strict=True):
+    for (shape, mask), own_queries, own_keys in zip(masks, call_queries, call_keys, strict=True):
         result = F.scaled_dot_product_attention(
             own_queries.view(shape.segments, shape.queries, heads, -1).transpose(1, 2),
             own_keys[:, :width].unflatten(0, (shape.segments, shape.keys)).unflatten(2, (groups, -1)).transpose(1, 2),

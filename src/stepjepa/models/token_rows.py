@@ -33,9 +33,9 @@ def add_missing_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
         tokenizer: has all tokens.
         seed: of the new rows.
     """
-    lacking = rows_of(tokenizer) - len(model.get_input_embeddings().weight)
+    missing = rows_of(tokenizer) - len(model.get_input_embeddings().weight)
     _fill_rows(model, tokenizer, [], seed)
-    return max(lacking, 0)
+    return max(missing, 0)
 
 
 def add_plain_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> list[int]:
@@ -79,9 +79,13 @@ def _is_wrapped(part: object) -> bool:
 
 
 def resize_embedding(model: PreTrainedModel, rows: int) -> bool:
-    """Enlarge the embedding if needed (True if so); new rows of a separate head are the mean of the others.
+    """Enlarge the embedding to ``rows`` if it has fewer; new rows of a separate head are the mean of the others.
 
-    ValueError if an adapter wraps the embedding or the head, which then can't be enlarged.
+    Returns:
+        Whether it was enlarged.
+
+    Raises:
+        ValueError: an adapter wraps the embedding or the head, which then can't be enlarged.
     """
     old_rows = model.get_input_embeddings().weight.shape[0]
     if old_rows >= rows:
@@ -190,12 +194,14 @@ def train_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: 
     """Make the active adapter of a PEFT model train and save the rows of some tokens that the model has.
 
     The rows are those of :func:`rows_by_layer`.
-    ValueError if this type of adapter can't train rows, or trains other rows already.
 
     Args:
         model: a PEFT wrapper.
         tokenizer: that of the model.
         ids: the tokens.
+
+    Raises:
+        ValueError: this type of adapter can't train rows, or trains other rows already.
     """
     from peft.utils.other import set_additional_trainable_modules
 
@@ -204,12 +210,12 @@ def train_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: 
     if any(parameter.requires_grad for name, parameter in embedding.named_parameters() if "token_adapter" not in name):
         return  # the whole embedding is trained
     setting = getattr(config, "trainable_token_indices", None)
-    already = {index for part in (setting.values() if isinstance(setting, dict) else [setting or ()]) for index in part}
-    if already.issuperset(ids):
+    trained = {index for part in (setting.values() if isinstance(setting, dict) else [setting or ()]) for index in part}
+    if trained.issuperset(ids):
         return
-    if already:
-        lacking = ", ".join(map(str, sorted({*ids} - already)))
-        raise ValueError(f"trainable_token_indices of the adapter lacks the new tokens {lacking}; list them there, too")
+    if trained:
+        missing = ", ".join(map(str, sorted({*ids} - trained)))
+        raise ValueError(f"trainable_token_indices of the adapter lacks the new tokens {missing}; list them there, too")
     if not hasattr(config, "trainable_token_indices"):
         kind = getattr(config.peft_type, "value", config.peft_type)
         raise ValueError(f"this adapter of type {kind} can't train the rows of new tokens; wrap with add_lora instead")

@@ -95,8 +95,19 @@ def ragged_forward(
 ) -> tuple[Tensor, None]:
     """Compute attention on one row as one variable-length call, with the signature that transformers calls.
 
-    Query ``[1, H, T, d]``, key ``[1, G, T, d]`` and value ``[1, G, T, e]``, H a multiple of G, to ``[1, T, H, e]``.
-    What FlashAttention does not take (float32, chunks, dropout, e above d, a CPU) runs as a call for each segment.
+    What FlashAttention can't compute (float32, chunks, dropout, e above d, on a CPU) runs as a call for each segment.
+
+    Args:
+        query: ``[1, H, T, d]``.
+        key: ``[1, G, T, d]``, H a multiple of G.
+        value: ``[1, G, T, e]``.
+        attention_mask: the segments of the row.
+        scaling: factor of the scores; None for ``1 / sqrt(d)``.
+        dropout: of the attention weights.
+        sliding_window: the layer's window in tokens; None for none.
+
+    Returns:
+        ``[1, T, H, e]``, and None in place of attention weights.
     """
     if query.is_cuda and torch.is_autocast_enabled("cuda"):
         # Autocast converts the arguments of torch's own attention, but not those of what FlashAttention calls.

@@ -177,12 +177,12 @@ class ViewTokenizer(RecordTokenizer):
             )
         return Rendered(text, (span,))
 
-    def _naming(self, each: Text, render: Callable[[], Value]) -> Value:
+    def _naming(self, text: Text, render: Callable[[], Value]) -> Value:
         """Call ``render``; add file and line of the text to its error."""
         try:
             return render()
         except UserError as error:
-            raise error.at(each.path, each.line) from None
+            raise error.at(text.path, text.line) from None
 
 
 def _located(tokens: Tokens, start: int, end: int) -> View:

@@ -63,7 +63,7 @@ def with_answer(row: Any) -> Any:
     """
     if not isinstance(row, Mapping):
         return row
-    name = next((each for each in CHATS if not is_absent(row.get(each))), None)
+    name = next((column for column in CHATS if not is_absent(row.get(column))), None)
     if name is None:
         has_question, has_answer = (any(not is_absent(row.get(name)) for name in names) for names in (USER, ASSISTANT))
         return {**row, ASSISTANT[0]: PLACEHOLDER} if has_question and not has_answer else row
@@ -101,10 +101,10 @@ def as_chats(questions: Iterable[Chat]) -> list[list[Message]]:
 
 def _chat(messages: Sequence[Message]) -> list[Message]:
     """Return messages in the form of a record, and print the keys that are not read."""
-    both = [read_message(each, f"question[{number}]") for number, each in enumerate(messages)]
-    if unused := dict.fromkeys(key for _, keys in both for key in keys):
+    parsed = [read_message(turn, f"question[{number}]") for number, turn in enumerate(messages)]
+    if unused := dict.fromkeys(key for _, keys in parsed for key in keys):
         note(f"not used: {', '.join(f'question[].{key}' for key in unused)}")
-    return [message for message, _ in both]
+    return [message for message, _ in parsed]
 
 
 class EmbedOptions(TypedDict, total=False):
