@@ -29,6 +29,8 @@ def test_every_format_to_the_terminal_or_a_file(runs, tmp_path, capsys):
         assert compare(*runs, "--format", kind) == 0
         printed = capsys.readouterr().out
         assert "step-jepa" in printed
+        plain = printed.replace("\\", "")
+        assert "--same_flop" in plain and "`same_flop`" not in plain
         file = tmp_path / "out" / f"table.{kind}"
         assert compare(*runs, "--format", kind, "--output-file", file) == 0
         assert capsys.readouterr().out == f"written: {file}\n"

@@ -10,6 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 import tiny
+from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.config.run import RunConfig
 from stepjepa.running import transformers as arguments
@@ -53,6 +54,52 @@ def test_a_precision_that_is_named_stays(named: dict[str, Any], cuda: None, tmp_
 def test_the_precision_of_accelerate_launch_stays(cuda: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     assert made(tmp_path).mixed_precision == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("launched", "named", "trained"),
+    [
+        ("bf16", {}, "bf16"),
+        ("fp16", {}, "fp16"),
+        ("bf16", {"bf16": False}, "no"),
+        ("bf16", {"fp16": True}, "fp16"),
+        ("fp8", {}, "fp8"),
+        ("no", {}, "no"),
+    ],
+)
+def test_the_precision_of_accelerate_launch_is_a_setting_unless_the_run_names_one(
+    launched: str, named: dict[str, Any], trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    config = arguments.with_launched_precision(described(tmp_path, **named))
+    made = arguments.training_arguments(config, has_eval=False)
+    assert (made.mixed_precision, made.bf16, made.fp16) == (trained, trained == "bf16", trained == "fp16")
+
+
+def test_a_run_under_accelerate_launch_is_recorded_with_its_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: Any
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    write_jsonl(tmp_path / "train.jsonl", [{"messages": list(record.messages)} for record in tiny.records()])
+    record = run(described(tmp_path, max_steps=1)).record
+    assert record.launches[0].settings["bf16"] is True
+    assert RunConfig.read(tmp_path / "run" / "run.yaml").trainer["bf16"] is True
+    args = TrainingArguments(str(tmp_path / "other"), use_cpu=True, report_to="none")
+    trainer = JepaTrainer(tiny.make_model("llama"), args, train_dataset=tiny.records(), processing_class=tiny_tokenizer)
+    assert trainer.args.bf16 and trainer.bound._autocast == torch.bfloat16
+
+
+def test_no_model_is_compiled_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
+    with pytest.raises(UserError, match="ACCELERATE_DYNAMO_BACKEND: this trainer can't be compiled; unset it"):
+        made(tmp_path)
+    # As `accelerate launch` sets it by default.
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
+    made(tmp_path)
+    # transformers sets it, too; a second try without this setting is not refused for the first one.
+    with pytest.raises(UserError, match="torch_compile: this trainer can't be compiled; leave it out"):
+        made(tmp_path, torch_compile=True)
+    made(tmp_path)
 
 
 def test_workers_that_are_named_stay(cuda: None, tmp_path: Path) -> None:

@@ -100,7 +100,11 @@ REFUSED = [
     ("predictors: [0, 1]", "a-b: 1\n    a_b: 2", "grid.yaml:8: arms.jepa.a_b: is there twice"),
     ("predictors: [0, 1]", "p: [0, 0]", "grid.yaml:6: arms.jepa: 'jepa_p0' would train the same as 'jepa_p0'"),
     ("predictors: [0, 1]", "predictors: []", "grid.yaml:7: arms.jepa.predictors: an empty list"),
-    ("seeds: [1, 2]", "seeds: [1, 1]", "grid.yaml:8: seeds: expected different whole numbers, 0 or more, got [1, 1]"),
+    (
+        "seeds: [1, 2]",
+        "seeds: [1, 1]",
+        "grid.yaml:8: seeds: expected different whole numbers of 0 to 2**32 - 1, got [1, 1]",
+    ),
     ("seeds: [1, 2]", "baseline: llm", "grid.yaml:8: baseline: there is no arm 'llm'; name one of jepa"),
     ("  jepa:", "  a/b:", "grid.yaml:5: arms: an arm's name begins with a letter"),
     ("    predictors: [0, 1]", "    - 3", "grid.yaml:6: arms.jepa: holds a list; expected 'flag: value' lines"),
@@ -124,7 +128,7 @@ def test_what_is_refused_is_named_with_its_place(old: str, new: str, words: str,
 def test_seeds_of_the_command_line_are_refused_by_their_flag(tmp_path: Path) -> None:
     path = tmp_path / "grid.yaml"
     path.write_text(YAML, encoding="utf-8")
-    with pytest.raises(UserError, match=r"^seeds: expected different whole numbers, 0 or more, got "):
+    with pytest.raises(UserError, match=r"^seeds: expected different whole numbers of 0 to 2\*\*32 - 1, got "):
         read_grid(path, [-1])
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 import tiny
+from stepjepa.base.files import read_jsonl
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.ema import EMA_FILE
 from stepjepa.store.record import read_record
@@ -116,6 +117,26 @@ def test_the_record_has_the_evaluation_of_the_weights_that_are_saved(
     assert results is not None and (results.best_step, results.steps) == (BEST, STEPS)
     assert results.evaluation["eval_lm_loss"] == lines[BEST - 1]["eval_lm_loss"] != lines[-1]["eval_lm_loss"]
     assert is_checkpoint(run, folder / f"checkpoint-{BEST}")
+
+
+def test_other_evaluations_leave_the_record_and_the_log_alone(tmp_path: Path, trained_tokenizer: Any) -> None:
+    """One before the training stays in the log; one of other records is not the evaluation of the run."""
+    run = trainer(tmp_path / "run", trained_tokenizer, STEPS, load_best_model_at_end=False)
+
+    class Other(TrainerCallback):
+        def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+            run.evaluate(tiny.records()[:1], metric_key_prefix="test")
+            run.evaluate(tiny.records()[:1])
+
+    run.add_callback(Other())
+    before = run.evaluate()
+    run.train()
+    lines = [line for _, line in read_jsonl(tmp_path / "run" / "metrics.jsonl")]
+    assert (lines[0]["step"], lines[0]["eval_loss"]) == (0, before["eval_loss"])
+    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+    results = read_record(tmp_path / "run").results
+    of_last_step = next(line for line in lines if line["step"] == STEPS and "eval_lm_loss" in line)
+    assert results is not None and results.evaluation["eval_lm_loss"] == of_last_step["eval_lm_loss"]
 
 
 def test_where_the_best_checkpoint_is_gone_a_later_one_is_the_best(

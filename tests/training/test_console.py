@@ -133,6 +133,8 @@ def test_the_last_lines_say_where_everything_is(tmp_path: Path) -> None:
     log, held_out = {"lm_loss": 1.25}, {"eval_lm_loss": 2}
     results = Results(steps=1, tokens=4321.0, train_seconds=187.0, last_log=log, evaluation=held_out)
     record = RunRecord(status="finished", results=results)
+    assert last_lines(tmp_path, results)[1] == ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl)")
+    (tmp_path / "metrics.png").touch()
     assert last_lines(tmp_path, results) == [
         ("done", "1 step, 4,321 tokens in 3 min 07 s; LM loss 1.2500; held-out LM loss 2.0000"),
         ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl, metrics.png)"),

@@ -40,7 +40,7 @@ from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
 from stepjepa.running.estimate_text import describe
 from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, resident_bytes
-from stepjepa.running.transformers import bf16_advice, bf16_by_default, training_arguments
+from stepjepa.running.transformers import bf16_advice, bf16_by_default, training_arguments, with_launched_precision
 from stepjepa.training.checks import check_batch_size, check_positions, check_sharding
 from stepjepa.training.flops import FlopModel, Shape, recomputation
 from stepjepa.training.plan import Plan, equal_compute
@@ -76,6 +76,7 @@ def dry_run(
     """
     if not is_main_process():
         return None
+    run = with_launched_precision(run)
     processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
     with _alone():
         # DeepSpeed's configuration is read without its package. use_cpu, because TrainingArguments refuses 16 bits on a

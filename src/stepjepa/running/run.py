@@ -38,7 +38,7 @@ from stepjepa.running.loading import load_model_and_tokenizer
 from stepjepa.running.passed import PassedObjects
 from stepjepa.running.process import check_agreement, restored_process, say
 from stepjepa.running.screen import draw_metrics, first_screen
-from stepjepa.running.transformers import training_arguments
+from stepjepa.running.transformers import training_arguments, with_launched_precision
 from stepjepa.store import folder as run_folder
 from stepjepa.store.hub import check_uploadable, upload
 from stepjepa.store.record import Lora, RunRecord, read_record
@@ -187,6 +187,7 @@ def run(
     """
     passed = PassedObjects(model, tokenizer, train_dataset, eval_dataset, objective, tuple(callbacks))
     passed.check(config)
+    config = with_launched_precision(config)
     with restored_process():
         if not logging.getLogger().isEnabledFor(logging.INFO):
             transformers.logging.set_verbosity_error()

@@ -190,8 +190,9 @@ def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
         shown_losses.append(f"the model is the best checkpoint, of step {results.best_step:,}")
     steps = f"{results.steps:,} step{'s' * (results.steps != 1)}"
     cost = f"{steps}, {results.tokens or 0:,.0f} tokens in {duration(results.train_seconds or 0.0)}"
-    files = f"the model, {RUN_FILE}, {METRICS_FILE}, {PLOT_FILE}"
-    return [("done", "; ".join([cost, *shown_losses])), ("run folder", f"{folder} ({files})")]
+    # There is no picture of a run that logged nothing.
+    files = ["the model", RUN_FILE, METRICS_FILE, *([PLOT_FILE] if (folder / PLOT_FILE).is_file() else [])]
+    return [("done", "; ".join([cost, *shown_losses])), ("run folder", f"{folder} ({', '.join(files)})")]
 
 
 def print_finished(run: RunConfig, record: RunRecord) -> None:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from transformers import TrainingArguments
@@ -30,6 +31,17 @@ def bf16_by_default(run: RunConfig) -> bool:
     precision = {"bf16", "fp16", "tf32", "deepspeed"} & run.trainer.keys()
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     return not precision and run.dtype != "float16" and launched == "no"
+
+
+def with_launched_precision(run: RunConfig) -> RunConfig:
+    """Return a run with the precision that ``accelerate launch`` names, unless the run names one.
+
+    Accelerate takes it from the environment; as a setting it is also recorded, compared and repeated.
+    """
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if launched not in ("bf16", "fp16") or {"bf16", "fp16"} & run.trainer.keys():
+        return run
+    return replace(run, trainer={**run.trainer, launched: True})
 
 
 def cpu_multiplies_in_bf16() -> bool:
@@ -98,6 +110,9 @@ def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> Traini
         values["use_cpu"] = True
     try:
         result = TrainingArguments(**values)
+        if {"bf16", "fp16"} & run.trainer.keys():
+            # A precision that the run names as false, too, comes before that of the environment.
+            result.mixed_precision = "bf16" if result.bf16 else "fp16" if result.fp16 else "no"
         # Checked before data and model are prepared, which takes long.
         check_arguments(result)
         for tracker in get_reporting_integration_callbacks(result.report_to):

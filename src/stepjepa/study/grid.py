@@ -89,9 +89,9 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
     if not isinstance(baseline, str) or baseline not in arm_flags:
         raise _error(source, f"there is no arm '{baseline}'; name one of {', '.join(arm_flags)}", "baseline")
     numbers = values.get("seeds", SEEDS) if seeds is None else seeds
-    are_valid = isinstance(numbers, list | tuple) and all(type(seed) is int and seed >= 0 for seed in numbers)
+    are_valid = isinstance(numbers, list | tuple) and all(type(seed) is int and 0 <= seed < 2**32 for seed in numbers)
     if not are_valid or not numbers or len(set(numbers)) < len(numbers):
-        fault = f"expected different whole numbers, 0 or more, got {json.dumps(numbers, default=str)}"
+        fault = f"expected different whole numbers of 0 to 2**32 - 1, got {json.dumps(numbers, default=str)}"
         raise _error(source, fault, "seeds") if seeds is None else UserError(f"seeds: {fault}")
     shared = {name: _flags(source, name, values.get(name), name) for name in ("train", "evaluate")}
     return Grid(source, **shared, arms={baseline: {}, **arm_flags}, seeds=tuple(numbers), baseline=baseline)

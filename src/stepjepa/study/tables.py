@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from stepjepa.base.terminal import finite
+from stepjepa.base.terminal import finite, spelled
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import Arm, ComparedArms
 from stepjepa.study.evaluated_run import FIGURES, MEASURES, RETRIEVAL_MEASURES, readouts
@@ -206,7 +206,7 @@ def as_markdown(comparison: ComparedArms) -> str:
     """Format a comparison as Markdown, for a README or an issue."""
 
     def escaped(text: str) -> str:
-        return re.sub(r"([\\`*_|<>])", r"\\\1", text)
+        return re.sub(r"([\\`*_|<>])", r"\\\1", spelled(text))
 
     blocks = [*map(escaped, comparison.sentences), escaped(_heading(comparison))]
     for table in tables(comparison):

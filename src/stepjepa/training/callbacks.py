@@ -19,6 +19,7 @@ from transformers.trainer_callback import ProgressCallback, TrainerCallback
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import spelled
 from stepjepa.batch.micro_batch import Batch
@@ -107,18 +108,22 @@ class LogCallback(TrainerCallback):
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._warned = False
+        self._untrained: list[JsonObject] = []  # lines of evaluations before the training
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Drop log lines after the checkpoint that a run is resumed from: those steps are run again."""
+        """Drop log lines after the checkpoint that a run is resumed from: those steps are run again.
+
+        Lines that this process has written before the training stay.
+        """
         self._warned = any(collapse(line) for line in state.log_history)
         path = Path(args.output_dir) / METRICS_FILE
         # A further call of ``train`` has a new history, and appends to the file.
         if state.is_world_process_zero and path.exists() and not self._recorder.steps_before:
-            write_jsonl(
-                path, [{"step": line["step"], "epoch": line.get("epoch"), **line} for line in state.log_history]
-            )
+            history = [{"step": line["step"], "epoch": line.get("epoch"), **line} for line in state.log_history]
+            write_jsonl(path, [*self._untrained, *history])
+        self._untrained.clear()
 
     def on_log(
         self,
@@ -133,12 +138,14 @@ class LogCallback(TrainerCallback):
             return
         path = Path(args.output_dir) / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
+        line: JsonObject = {"step": self._recorder.steps_before + state.global_step, "epoch": state.epoch, **logs}
+        if not state.max_steps:
+            self._untrained.append(line)
         with path.open("a", encoding="utf-8") as stream:
-            step = self._recorder.steps_before + state.global_step
-            stream.write(json.dumps({"step": step, "epoch": state.epoch, **logs}) + "\n")
-        if (line := console_line(logs)) is not None:
+            stream.write(json.dumps(line) + "\n")
+        if (losses := console_line(logs)) is not None:
             # Above the progress bar, where there is one.
-            tqdm.write(f"step {state.global_step}/{state.max_steps}  {line}", file=sys.stdout)
+            tqdm.write(f"step {state.global_step}/{state.max_steps}  {losses}", file=sys.stdout)
             sys.stdout.flush()
         if not self._warned and (warning := collapse(logs)) is not None:
             self._warned = True

@@ -86,6 +86,10 @@ def check_subclass_fields(args: TrainingArguments) -> None:
             raise ValueError(f"{name}.{field.name}: this trainer does not read it, got {value!r}; {remedy}")
 
 
+COMPILER = "ACCELERATE_DYNAMO_BACKEND"
+"""Variable by which ``accelerate launch --dynamo_backend`` and ``torch_compile`` have Accelerate compile the model."""
+
+
 def check_arguments(args: TrainingArguments) -> None:
     """Raise a ``ValueError`` for options of Trainer that would be ignored or wrong here."""
     check_subclass_fields(args)
@@ -99,7 +103,11 @@ def check_arguments(args: TrainingArguments) -> None:
     if args.max_steps == 0:
         raise ValueError("max_steps: expected 1 or more, or -1 for num_train_epochs, got 0")
     if args.torch_compile:
+        # TrainingArguments has set it, for all trainers that follow in this process.
+        os.environ.pop(COMPILER, None)
         raise ValueError("torch_compile: this trainer can't be compiled; leave it out")
+    if os.environ.get(COMPILER, "no").lower() != "no":
+        raise ValueError(f"{COMPILER}: this trainer can't be compiled; unset it, or leave --dynamo_backend out")
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("accelerator_config: expected split_batches false: it would change the records of a step")
     for field in dataclasses.fields(TrainingArguments):
@@ -111,6 +119,8 @@ def check_arguments(args: TrainingArguments) -> None:
 def adjust(args: TrainingArguments, model: nn.Module) -> None:
     """Set, in place, the arguments of Trainer that this objective and this model determine."""
     args.remove_unused_columns = False
+    # That of `accelerate launch`, which is in the environment, changes the loss and is recorded as any other.
+    args.bf16, args.fp16 = args.mixed_precision == "bf16", args.mixed_precision == "fp16"
     # Trainer's filter waits for the device in every micro-batch, and hides losses that are not finite.
     args.logging_nan_inf_filter = False
     # Pinned memory is of no use without an accelerator.

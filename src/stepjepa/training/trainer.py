@@ -410,7 +410,8 @@ class JepaTrainer(CheckpointingTrainer):
         prefixed = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         prefixed.update(speed_metrics(metric_key_prefix, start, num_samples=records))
         self.log(prefixed)
-        self.evaluated[self.state.global_step] = prefixed
+        if chosen is self.prepared_eval and metric_key_prefix == "eval":
+            self.evaluated[self.state.global_step] = prefixed
         self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, prefixed)
         return prefixed
 
