@@ -81,7 +81,13 @@ def texts_of(path: str, column: str, bad: BadRecords | None = None) -> Iterator[
 
 
 def records_of(path: str, *, open_chats: bool, bad: BadRecords | None = None) -> Iterator[tuple[Record, JsonObject]]:
-    """Yield the records of a file, and their rows; with ``open_chats`` a chat may end with the question."""
+    """Yield the records of a file, and their rows.
+
+    Args:
+        path: JSON lines, CSV, TSV or Parquet.
+        open_chats: a chat may end with the question.
+        bad: counts invalid lines, or raises the error of the first; None raises it.
+    """
     bad = bad or BadRecords()
     for line, row in read_rows(path, bad=bad):
         try:

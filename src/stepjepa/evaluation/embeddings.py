@@ -22,7 +22,11 @@ TOP = 100  # number of largest singular values in the average, as in the LLM-JEP
 
 
 def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaConfig:
-    """Return the :func:`reading_config` of a run folder; UserError if it is no run folder."""
+    """Return the settings for reading ``views``, see :func:`reading_config`, of the model of a run folder.
+
+    Raises:
+        UserError: the folder holds no record of a run.
+    """
     trained = trained_objective(run_folder)
     if trained is None:
         raise UserError(f"is no run folder (no {RUN_FILE} that tells how the model was trained)", path=Path(run_folder))

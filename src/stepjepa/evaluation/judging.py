@@ -34,16 +34,19 @@ def judge(
 ) -> list[JsonObject]:
     """Score the answers to questions, equally many samples to each, and return one line per question.
 
-    Args:
-        task: scores them.
-        questions: the records.
-        answers: the samples of each record.
-        headline: the score that decides what is an error, by default that of the task; UserError if the task lacks it.
-
     A line has ``index``, ``prompt``, ``truth``, ``generated``, ``extracted``, ``scores``, ``error``, ``stopped``,
     ``new_tokens`` and, if there are any, ``likelihoods``. With several samples ``scores`` are their means, beside
     ``pass@1`` (the mean of the headline), ``pass@n`` (one sample is right) and ``majority`` (the majority answer is
     right); ``generated``, ``extracted`` and ``error`` are those of the majority answer, ``samples`` holds all of them.
+
+    Args:
+        task: scores them.
+        questions: the records.
+        answers: the samples of each record.
+        headline: the score that decides what is an error; None for that of the task.
+
+    Raises:
+        UserError: the task has no such score.
     """
     flat = [(question, answer) for question, texts in zip(questions, answers, strict=True) for answer in texts]
     responses = [

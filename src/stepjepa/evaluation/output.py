@@ -29,10 +29,19 @@ def meta_file(output: File) -> Path:
 
 
 class OutputFile:
-    """One JSON line per example, by index in ``done``; a complete file is in the order of ``indices``.
+    """The lines of an evaluation, one JSON object for each example.
 
-    UserError if there is a file that was begun with another ``identity`` or is damaged, unless ``overwrite`` is set:
-    then it is replaced as soon as there are lines.
+    Args:
+        path: the file.
+        indices: of the examples, in the order of a complete file.
+        identity: the settings that must be equal to continue a file.
+        overwrite: replace a file that is there, as soon as there are lines.
+
+    Attributes:
+        done: the lines so far, by index.
+
+    Raises:
+        UserError: the file was begun with another identity, or is damaged.
     """
 
     def __init__(self, path: File, indices: Collection[int], identity: JsonObject, *, overwrite: bool) -> None:

@@ -123,10 +123,13 @@ class Evaluation:
         }
 
     def run(self, load: Loader | None = None) -> JsonObject:
-        """Generate the missing lines, and write and return the summary; a finished evaluation does not load the model.
+        """Generate the missing lines, and write the summary; a finished evaluation does not load the model.
 
-        ``load`` returns model and tokenizer, by default those of ``settings.model_path``. In the summary
-        ``generated_now``, ``seconds`` and ``tokens_per_second`` are those of this run.
+        Args:
+            load: returns model and tokenizer; None loads those of ``settings.model_path``.
+
+        Returns:
+            The summary; its ``generated_now``, ``seconds`` and ``tokens_per_second`` are those of this call.
         """
         summary = self.output.summary()
         if summary is not None:
@@ -307,10 +310,13 @@ def compare_views(
     *,
     batch_size: int = EMBEDDED,
 ) -> tuple[dict[str, float], list[float | None]]:
-    """Embed all pairs of some records as training does, and compare the views.
+    """Embed all pairs of some records as training does, and compare the views; arguments as for :func:`embed_views`.
 
-    Returns their ``similarity_totals`` and the mean cosine of each record's pairs, None for a record without a pair.
-    The arguments are those of :func:`embed_views`.
+    Returns:
+        Their ``similarity_totals``, and the mean cosine of the pairs of each record, None for one without a pair.
+
+    Raises:
+        UserError: no record has a pair.
     """
     from stepjepa.evaluation.embeddings import pair_cosines, similarity_totals
 
@@ -344,8 +350,12 @@ def evaluate(
             flags of ``stepjepa evaluate``, such as ``task``, ``max_new_tokens`` or ``overwrite=True``. With
             ``server="http://127.0.0.1:8000/v1"`` and ``server_model="NAME"`` a server answers.
 
+    Returns:
+        The scores, with the file of answers and the summary.
+
     Raises:
         TypeError: there is no such setting.
+        ValueError: neither ``model_path`` nor ``output_file`` is named.
         UserError: a setting or a file is wrong, the output file holds an evaluation with other settings, or a server
             does not answer.
     """

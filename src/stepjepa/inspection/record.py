@@ -100,7 +100,7 @@ def inspect_records(
 
     A record that would stop training (too long, or without a pair where one is required) does not stop the
     inspection: it is shown truncated, and counted, and ``refused`` is the error of training. Without ``row_length``
-    there is one row. UserError if there is no such record, training skips it, or it can't be rendered.
+    there is one row.
 
     Args:
         records: those of the whole file.
@@ -108,6 +108,9 @@ def inspect_records(
         tokenizer: with the predictor tokens.
         config: of the run.
         count: number of records to describe.
+
+    Raises:
+        UserError: there is no such record, training skips it, or it can't be rendered.
     """
     if not 0 <= index < len(records):
         fault = f"`index {index}`: the file has {len(records)} records; choose 0 to {len(records) - 1}"
@@ -186,7 +189,10 @@ def visible_matrix(inspection: Inspection) -> NDArray[np.bool_]:
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, index: int) -> str:
-    """Return the text of a token with its leading blank; a part of a character is shown as a replacement mark."""
+    """Return the text of the token with id ``index``, with its leading blank.
+
+    A token that is a part of a character is shown as a replacement mark.
+    """
     text = str(tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False))
     piece = str(tokenizer.convert_ids_to_tokens(index))
     # Vocabularies that mark a word's start with U+2581 lose the blank when a token is decoded alone.

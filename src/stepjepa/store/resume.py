@@ -234,7 +234,7 @@ def _flat(name: str, value: object) -> JsonObject:
 def launch_changes(before: RunRecord, now: RunRecord) -> list[Change]:
     """List the differences of the launch in ``now`` from the last one in ``before`` that trained a step."""
     *_, launch = now.launches
-    trained = [launch for launch in before.launches if launch.trained] or before.launches
+    trained = [earlier for earlier in before.launches if earlier.trained] or before.launches
     last = trained[-1] if trained and trained[-1].settings else None
     if last is None:
         # Version 0.2.0 recorded no launches: the settings of the last one are those of the record.

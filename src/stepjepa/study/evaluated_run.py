@@ -162,6 +162,9 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
     Args:
         folder: run folder.
         evaluation: name of the evaluation; None if the run has one.
+
+    Raises:
+        UserError: the run is not finished, or has no such evaluation of its weights; or a file is damaged.
     """
     path = Path(folder)
     record = read_record(path)

@@ -40,7 +40,14 @@ def one_arm_each(runs: Sequence[EvaluatedRun]) -> list[Arm]:
 def group_by_settings(
     included: Sequence[tuple[RunFolder, EvaluatedRun]], mixed: Sequence[EvaluatedRun]
 ) -> tuple[list[Arm], str | None]:
-    """Group runs that differ only in their seeds into arms; return them and the baseline that a sweep names.
+    """Group runs that differ only in their seeds into arms.
+
+    Args:
+        included: the runs in the statistics, with their folders.
+        mixed: the runs that are left out, for the error.
+
+    Returns:
+        The arms, and the name of the baseline; None unless one sweep names it.
 
     Raises:
         UserError: two runs are of the same arm and seed, or all are of one arm; the message names a run in ``mixed``.

@@ -93,7 +93,12 @@ class _TrialRun:
 
 
 class Local:
-    """Run trials in processes of this machine, ``jobs`` at a time, distributed over ``gpus``."""
+    """Runs trials in processes of this machine.
+
+    Args:
+        jobs: number of trials at a time.
+        gpus: the GPUs that they share, as ``CUDA_VISIBLE_DEVICES`` names them; empty for the environment's.
+    """
 
     pause = 0.05
 

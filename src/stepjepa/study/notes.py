@@ -7,7 +7,12 @@ from stepjepa.study.evaluated_run import EvaluatedRun, readouts
 
 
 def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
-    """Yield the caveats of a comparison, one sentence each."""
+    """Yield the caveats of a comparison, one sentence each.
+
+    Args:
+        arms: the baseline first.
+        differences: name of each other arm -> its difference from the baseline.
+    """
     runs, baseline = [run for arm in arms for run in arm.runs], arms[0].name
     steps = {arm.name: " or ".join(f"{count:,}" for count in sorted({run.steps for run in arm.runs})) for arm in arms}
     yield f"optimizer steps: {'; '.join(f'{name} {counts}' for name, counts in steps.items())}"
@@ -36,7 +41,12 @@ def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> It
 
 
 def notes_on_launches(arms: Sequence[Arm], excluded_runs: Sequence[ExcludedRun]) -> Iterator[str]:
-    """Yield the differences between the launches of each run, whether it is left out or in the statistics."""
+    """Yield the differences between the launches of each run, one sentence each.
+
+    Args:
+        arms: those with the runs in the statistics.
+        excluded_runs: the runs that are left out of them.
+    """
     for excluded in excluded_runs:
         name = f"{excluded.arm}: " if excluded.arm else ""
         reason = "; ".join(excluded.run.mixed)

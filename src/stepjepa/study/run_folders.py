@@ -44,7 +44,11 @@ class RunFolder:
 
 
 def find_run_folders(folders: Sequence[str | os.PathLike[str]]) -> list[RunFolder]:
-    """Return the run folders; replace the folder of a sweep by its finished trials, of which there must be one."""
+    """Return the run folders; the folder of a sweep is replaced by its finished trials.
+
+    Raises:
+        UserError: a sweep has no finished trial, or a run is named twice.
+    """
     runs: dict[Path, RunFolder] = {}
     for folder in map(Path, folders):
         is_sweep = (folder / SWEEP_FILE).is_file() and not (folder / RUN_FILE).is_file()

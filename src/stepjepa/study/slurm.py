@@ -92,9 +92,15 @@ class TrialJob:
 
 
 class Slurm:
-    """Run trials as jobs of one array; see ``sweep.Engine``.
+    """Runs trials as jobs of one array; see ``sweep.Engine``.
 
-    All nodes must see the folder of the sweep. ``options`` come from :func:`read_options`; ``jobs`` run at a time.
+    Args:
+        folder: of the sweep; all nodes must see it.
+        options: from :func:`read_options`.
+        jobs: maximum number of trials at a time; None for no limit.
+
+    Raises:
+        UserError: submitit refuses an option.
     """
 
     pause = 1.0

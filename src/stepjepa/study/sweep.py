@@ -60,9 +60,17 @@ class Outcome:
 
 
 def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = None) -> Outcome:
-    """Run the unfinished trials among ``trials``, by default on this machine, one after the other.
+    """Run the unfinished trials among ``trials``.
 
     The others are not begun once a trial of every combination was refused with the same error.
+
+    Args:
+        folder: of the sweep, with all its trials.
+        trials: those to run.
+        engine: runs them; None for one after the other on this machine.
+
+    Returns:
+        The finished and the failed trials.
 
     Raises:
         UserError: another sweep is running in the folder, or see :meth:`SweepFolder.states`.

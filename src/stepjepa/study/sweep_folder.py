@@ -62,7 +62,7 @@ class SweepFolder:
         return self.path / f"{trial.name}.log"
 
     def command(self, trial: Trial, stage: str) -> list[str]:
-        """Return the command line of ``train`` or ``evaluate``."""
+        """Return the command line of a ``stage`` of a trial: ``train`` or ``evaluate``."""
         run = str(self.run_folder(trial))
         if stage == "train":
             settings = ["--config", str(self.settings_file(trial))]
@@ -71,7 +71,11 @@ class SweepFolder:
         return [*self.launcher, stage, *trial.evaluate, *paths]
 
     def states(self, trials: Sequence[Trial]) -> dict[str, str]:
-        """Return the state of each trial by name; raise ``UserError`` if one has other flags or is of no sweep."""
+        """Return the state of each trial by name.
+
+        Raises:
+            UserError: a trial was begun with other flags, or its folder holds a run of no sweep.
+        """
         return {trial.name: self._state(trial) for trial in trials}
 
     def _state(self, trial: Trial) -> str:

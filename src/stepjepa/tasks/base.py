@@ -179,7 +179,13 @@ class Task(ABC):
     def run_within_limits(
         self, function: Callable[..., object], calls: Sequence[tuple[object, ...]], seconds: float
     ) -> list[Outcome]:
-        """Call a function, always the same one, with each tuple of arguments in processes with limits."""
+        """Call a function with each tuple of arguments, in processes with limits of time and memory.
+
+        Args:
+            function: the same at every call of a task.
+            calls: the arguments.
+            seconds: the time limit of a call.
+        """
         if self._workers is None:
             limits = self.options
             self._workers = Workers(function, seconds=seconds, memory=limits.memory_limit, processes=limits.workers)

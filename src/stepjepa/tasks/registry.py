@@ -61,12 +61,13 @@ def users_source(task: Task) -> str | None:
 def choose_task(name: str, records: Sequence[Record], options: TaskOptions = Task.options) -> Task:
     """Return the task of a name, or with ``auto`` the first that recognises the records.
 
-    UserError if ``auto`` recognises only some of the records, or an option is set that the task does not use.
-
     Args:
         name: of a task, or ``auto``.
         records: those of the test file.
         options: of tasks.
+
+    Raises:
+        UserError: ``auto`` recognises only some of the records, or an option is set that the task does not use.
     """
     kind = _recognise(records) if name == AUTO else load_task(name)
     for field in fields(TaskOptions):
@@ -109,7 +110,8 @@ def _recognise(records: Sequence[Record]) -> type[Task]:
 def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict[str, int]]:
     """Return the records that a task evaluates, by their index, and the counts of those it leaves out, by reason.
 
-    UserError if none is left, or one has no truth that the task can use.
+    Raises:
+        UserError: no record is left, or one has no truth that the task can use.
     """
     evaluated: dict[int, Record] = {}
     left_out: Counter[str] = Counter()
