@@ -201,6 +201,9 @@ def select(trials: Sequence[Trial], only: str | None) -> list[Trial]:
     """Return the trials that ``only`` names by arm, combination (``jepa_lbd0.5``), trial or seed, comma-separated.
 
     A trial must have one of the names, if any are listed, and one of the seeds, if any are; None selects all.
+
+    Raises:
+        UserError: no trial has one of the names.
     """
     if only is None:
         return list(trials)

@@ -36,7 +36,15 @@ def write_page(
     analysis: str | None = None,
     mixed_runs: bool = False,
 ) -> None:
-    """Write the page of run folders and folders of sweeps to a file, and print its name.
+    """Write the page of runs to a file, and print its name.
+
+    Args:
+        runs: run folders and folders of sweeps.
+        output_file: the file, HTML.
+        overwrite: replace a file that is there.
+        baseline: the arm to compare with; None for that of the sweep, or the regular one.
+        analysis: output folder of ``stepjepa analyze``, for its pictures; None without.
+        mixed_runs: let runs into the statistics whose launches had different settings.
 
     Raises:
         UserError: the file exists and ``overwrite`` is off, ``analysis`` holds none, or a run can't be read.
