@@ -63,7 +63,14 @@ def difference(
     asked: Sequence[int],
     server: str = "plain apply_chat_template",
 ) -> str | None:
-    """Describe where the prompt of a ``server`` and that of training or evaluation differ; None if they are equal."""
+    """Describe where the prompt of a server and that of training or evaluation differ; None if they are equal.
+
+    Args:
+        tokenizer: decodes the tokens around the difference.
+        served: tokens of the server's prompt.
+        asked: tokens of the prompt of training or evaluation.
+        server: the name of the server, for the description.
+    """
     if list(served) == list(asked):
         return None
     same = next((at for at, (a, b) in enumerate(zip(served, asked, strict=False)) if a != b), None)

@@ -84,9 +84,15 @@ def settings_of_earlier_run(arguments: Sequence[str], jepa: JsonObject) -> JsonO
 
 
 def arguments_of_file(parser: Parser, path: str, typed: Sequence[str], *, trusted: bool = False) -> list[str]:
-    """Read a YAML file of flags as arguments, without those that the command line as ``typed`` has, too.
+    """Read a YAML file of flags as arguments.
 
     The file of a run folder repeats its run, see ``repeat.recorded_settings``.
+
+    Args:
+        parser: of the command.
+        path: the file.
+        typed: the command line as typed; its flags override those of the file.
+        trusted: code that the file names may be run.
 
     Raises:
         UserError: the file is wrong, or a line of it, whose number is named; or it names code that is not trusted.

@@ -118,7 +118,13 @@ class CommandLine:
             self.notes.append(f"{', '.join(flags)}: no effect here; {reason}")
 
     def refuse(self, name: str, reason: str, *, without_effect: Callable[[str], bool] = lambda value: False) -> None:
-        """Raise ``UserError`` if a flag is given, unless its value has no effect in the published program either."""
+        """Remove a flag that has no effect in the published program; raise ``UserError`` if it has one.
+
+        Args:
+            name: of the flag, without dashes.
+            reason: why it is refused, and what to do.
+            without_effect: whether a value has no effect in the published program.
+        """
         if not self.has(name):
             return
         value = self.value(name)

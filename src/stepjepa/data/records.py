@@ -85,6 +85,9 @@ def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> It
     Args:
         values: the records.
         change: changes each value that is no ``Record`` before it is read.
+
+    Raises:
+        UserError: a value is no record; its position, from 1, is the line in the message.
     """
     _check_columns(values)
     # A table has a field of one row's objects in those of all rows; in a list of dicts a null is the user's own.

@@ -53,7 +53,15 @@ class ReadingSettings:
             embedding_config(trained_objective(model_path), layer=self.layer, pooling=self.pooling, path=model_path)
 
     def load(self, model_path: str, device: str | None = None) -> Jepa:
-        """Load a model; ``UserError`` if it reads no system prompt, and one is set."""
+        """Load a model with its system prompt.
+
+        Args:
+            model_path: run folder, checkpoint folder or hub id.
+            device: where to put the model; None for the accelerator if there is one, else the CPU.
+
+        Raises:
+            UserError: no model can be loaded, or a system prompt is set that the model would not read.
+        """
         from stepjepa.objectives.jepa import Jepa
 
         with raising_user_errors():
@@ -68,7 +76,11 @@ class ReadingSettings:
         return jepa
 
     def embedder(self, jepa: Jepa, side: Literal["source", "target"], *, raw: bool = False) -> Embedder:
-        """Make the embedder of one side; ``UserError`` for settings that the model can't be read with."""
+        """Make the embedder of one ``side``; ``raw`` leaves vectors at their lengths.
+
+        Raises:
+            UserError: the model can't be read with these settings.
+        """
         options = self.options
         options["raw"] = raw
         with raising_user_errors():

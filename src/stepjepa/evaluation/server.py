@@ -189,7 +189,15 @@ class Client:
         raise UserError(f"server: {self.address} {fault}; {remedy}")
 
     async def post(self, path: str, body: JsonObject) -> object:
-        """Send a request and return the JSON of the answer; ``ServerError`` where there is none."""
+        """Send a request and return the JSON of the answer.
+
+        Args:
+            path: behind the base address, such as ``chat/completions``.
+            body: the JSON of the request.
+
+        Raises:
+            ServerError: there is no answer in time, or it is an error, at the last try.
+        """
         import anyio
         import httpx
 

@@ -186,7 +186,7 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
 
 
 def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
-    """Return the names of source and target in ``llm-jepa`` or ``step-jepa``."""
+    """Return the names of source and target in a ``mode``, ``llm-jepa`` or ``step-jepa``; swapped if reversed."""
     first, second = ("question", "answer") if mode == "llm-jepa" else ("step", NEXT_STEP)
     return (second, first) if reverse_pred else (first, second)
 
@@ -203,9 +203,17 @@ def choose_points(
     settings: AnalysisSettings,
     pair_distance: int,
 ) -> Points:
-    """Return the points of one model with their labels; ``views`` are from :func:`view_names`.
+    """Return the points of one model with their labels.
 
-    UserError if a record lacks the field that colours its points.
+    Args:
+        embeddings: of its pairs.
+        records: those of the test file.
+        views: names of source and target, from :func:`view_names`.
+        settings: the property that colours the points, and the seed of their sample.
+        pair_distance: steps between source and target in Step-JEPA.
+
+    Raises:
+        UserError: a record lacks the field that colours its points.
     """
     colouring = settings.t_sne_type
     targets = (False, True) if colouring in BOTH_VIEWS else (views[1] == "question",)

@@ -55,9 +55,18 @@ def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
 
 
 def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float64], list[str]]:
-    """Project vectors to the plane by ``PCA`` or ``t-SNE``; return ``[M, 2]`` and the names of the two axes.
+    """Project vectors to the plane; vectors that differ by rounding alone become one point.
 
-    Vectors that differ by rounding alone become one point. UserError if there are less than 4.
+    Args:
+        name: ``PCA`` or ``t-SNE``.
+        vectors: ``[M, D]``.
+        seed: of t-SNE.
+
+    Returns:
+        ``[M, 2]``, and the names of the two axes.
+
+    Raises:
+        UserError: there are fewer than 4 vectors.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE

@@ -180,7 +180,17 @@ class VarlenCall(NamedTuple):
 
 
 def flash_forward(query: Tensor, keys: Tensor, values: Tensor, call: VarlenCall) -> tuple[Tensor, ...]:
-    """Run the kernel; return its output ``[T, H, d]``, and three tensors that the backward pass needs."""
+    """Run FlashAttention's kernel.
+
+    Args:
+        query: ``[T, H, d]``.
+        keys: ``[M, G, d]``, those of each segment behind each other.
+        values: ``[M, G, d]``, in the same order.
+        call: bounds of the segments, scale and window.
+
+    Returns:
+        The output ``[T, H, d]``, and three tensors that the backward pass needs.
+    """
     kernel = torch.ops.aten._flash_attention_forward
     output: tuple[Tensor, ...] = kernel(query, keys, values, *call.arguments, False, **call.named)
     return output[:4]
@@ -189,7 +199,10 @@ def flash_forward(query: Tensor, keys: Tensor, values: Tensor, call: VarlenCall)
 def flash_backward(gradient: Tensor, saved: tuple[Tensor, ...], call: VarlenCall) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query ``[T, H, d]``, keys and values ``[M, G, d]``.
 
-    ``saved`` holds the input and the result of :func:`flash_forward`.
+    Args:
+        gradient: ``[T, H, d]``, of the output.
+        saved: the tensors that :func:`flash_forward` was called with, and those that it returned.
+        call: that of the forward pass.
     """
     *tensors, state, unused = saved
     kernel = torch.ops.aten._flash_attention_backward
@@ -237,7 +250,7 @@ def _summed(gradient: Tensor, index: Tensor | None, states: Tensor) -> Tensor:
 def segment_by_segment(
     query: Tensor, key: Tensor, value: Tensor, mask: RaggedMask, *, scaling: float | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Compute attention of one segment after the other; shapes as in :func:`ragged_forward`."""
+    """Compute attention of one segment after the other, to ``[1, T, H, e]``; arguments as in :func:`ragged_forward`."""
     segments, results, zero = mask.segments, [], torch.zeros((), dtype=torch.long, device=query.device)
     bounds, key_bounds = segments.query_bounds.tolist(), segments.key_bounds.tolist()
     columns = torch.arange(query.shape[2], device=query.device) if segments.key_index is None else segments.key_index

@@ -156,6 +156,14 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
 
     It has ``question``, ``total_steps``, ``messages`` and, if known, ``answer`` and ``ground_truth`` (by default the
     marked answer in ``answer``, or ``answer`` if it is a number).
+
+    Args:
+        row: column name -> value.
+        options: names of the columns, and how a response is split.
+
+    Raises:
+        Unusable: the row has no response of at least two steps, or a wrong one that is not wanted.
+        UserError: the user's splitter failed.
     """
     question, full_response = (read_text_field(row, name) for name in (options.question_field, options.response_field))
     response = drop_thinking(full_response)

@@ -27,7 +27,7 @@ def held_out_scores(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[AnswerScores | None, RetrievalScores | None, dict[str, str]]:
-    """Return the objects that score answers and retrieval at every evaluation, None for neither, and their rows.
+    """Make the objects that score answers and retrieval at every evaluation.
 
     Args:
         config: of the run.
@@ -35,6 +35,12 @@ def held_out_scores(
         train_records: the questions are asked behind their system prompt, if all have the same.
         model: the trained model.
         tokenizer: that of the model.
+
+    Returns:
+        The two objects, None for one that is not asked for; and their rows of the first screen.
+
+    Raises:
+        UserError: the task can't score the records, or a prompt with its answer is too long.
     """
     scores, retrieval, rows = None, None, dict[str, str]()
     if config.eval_generate is None and not config.eval_retrieval:

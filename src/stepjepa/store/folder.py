@@ -45,8 +45,10 @@ def open_run_folder(
             for the same, or a start from scratch if there is none; None for a new run, whose folder must be empty or
             missing.
         say: is called with one line for each checkpoint that is skipped, with the reason.
-        resumable: whether the command can resume; if not, the error for a folder that is not empty does not speak of
-            it.
+        resumable: whether the command can resume; if not, the error for a folder that is not empty does not name that.
+
+    Raises:
+        UserError: the folder is not empty, or there is no complete checkpoint to resume from.
     """
     folder, choice = Path(path), None if resume is None else resume.lower()
     is_run = (folder / RUN_FILE).is_file()

@@ -211,6 +211,10 @@ def check_objective(jepa: JsonObject, origin: Origin) -> None:
     """Raise ``UserError`` for an option of ``JepaConfig`` that is of another type than its default.
 
     Options whose default is None may have any simple type; a run of another version may have other options.
+
+    Args:
+        jepa: the recorded options, by name.
+        origin: where they were read, for the error.
     """
     if "mode" not in jepa:
         raise origin.inside("jepa").missing("mode", "a text")

@@ -153,6 +153,9 @@ class Gsm8kTask(BoxedTask):
 
         ``steps`` puts a blank line between the lines of the solution; ``socratic`` keeps the questions before them
         (``question ** answer``), ``calculator`` the annotations ``<<48/2=24>>``.
+
+        Raises:
+            Unusable: a field is missing, the answer has no number at its end, or with ``steps`` fewer than two steps.
         """
         question, answer = (read_text_field(row, name) for name in ("question", "answer"))
         if not _ends_in_number(answer):

@@ -88,7 +88,11 @@ class HellaswagTask(Task):
 
     @classmethod
     def convert(cls, row: Mapping[str, object]) -> JsonObject:
-        """Convert a row to a record in the published form: ``ctx``, ``endings`` and ``label``."""
+        """Convert a row (``ctx``, ``endings``, ``label``) to a record in the published form.
+
+        Raises:
+            Unusable: a field is missing, or there are not four endings.
+        """
         context = read_text_field(row, "ctx").strip()
         endings = [" ".join(str(ending).split()) for ending in as_list(row.get("endings")) or []]
         if len(endings) != len(LETTERS) or not all(endings):

@@ -153,6 +153,11 @@ def compare(gold: Table, result: Table, *, ordered: bool) -> tuple[bool, bool]:
     Rows are compared as multisets, with ``ordered`` as lists; one order of the columns must fit all rows. A whole
     number is equal as integer and as float; other floats are compared to twelve digits, since sums depend on the order
     of their terms; NULL equals only NULL, and a number is never text.
+
+    Args:
+        gold: the result of the right query.
+        result: that of the other one.
+        ordered: the order of rows counts.
     """
 
     def settle(value: object) -> object:
@@ -194,8 +199,15 @@ class Verdict(NamedTuple):
 def depends_on_ties(database: str | os.PathLike[str], sql: str, table: Table, *, seconds: float, memory: int) -> bool:
     """Return whether an ordered query has another result than ``table`` if tied rows come in another order.
 
-    Tries the order in which SQLite reads the rows, its reverse and a shuffled one, within ``seconds`` in total; an
-    order that can't be tried is ignored.
+    Tries the order in which SQLite reads the rows, its reverse and a shuffled one; an order that can't be tried is
+    ignored.
+
+    Args:
+        database: the file.
+        sql: the query.
+        table: its result.
+        seconds: time limit of all tries together.
+        memory: memory limit of a query, in MiB.
     """
     deadline = time.monotonic() + seconds
     for rank in (count(0, -1).__next__, count().__next__, random.Random(0).random):
@@ -252,7 +264,17 @@ def judge(  # noqa: PLR0917  # arguments are sent to another process by position
 def result_name(database: str, sql: str, ordered: bool, seconds: float, memory: int) -> str | None:
     """Name the result of a query in a database: equal results have equal names, see :func:`compare`.
 
-    The order of columns counts, that of rows with ``ordered``. None for a query that fails.
+    The order of columns counts, and with ``ordered`` that of rows.
+
+    Args:
+        database: the file.
+        sql: the query.
+        ordered: the order of rows counts.
+        seconds: time limit.
+        memory: memory limit, in MiB.
+
+    Returns:
+        The name; None for a query that fails.
     """
     try:
         table = run_query(database, sql, seconds=seconds, memory=memory)
