@@ -76,7 +76,7 @@ def test_a_damaged_json_file_is_named(text: str, tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("a: 1\nb: [1\n", "yaml:3: not valid YAML"),
-        ("a: 1\na: 2", "yaml:2: not valid YAML .the key 'a' stands twice"),
+        ("a: 1\na: 2", "yaml:2: not valid YAML .the key 'a' occurs twice"),
         ("a: !!python/object/apply:os.getcwd []", "yaml:1: not valid YAML"),
         ("a: 2026-99-99", "not valid YAML"),
     ],

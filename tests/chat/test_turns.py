@@ -113,7 +113,7 @@ def test_4_an_empty_thought_that_only_the_prompt_has(template: Any) -> None:
         "{% if message['role'] == 'assistant' %}"
         "{{ '<seed:think></seed:think>' }}{% elif message['role'] == 'assistant' and",
     )
-    with pytest.raises(UserError, match=r"ends in .*, the chat goes on with"):
+    with pytest.raises(UserError, match=r"ends in .*, the chat continues with"):
         template("Seed-OSS", other).turns(chat("q", "a"))
 
 
@@ -148,7 +148,7 @@ def test_5_a_prompt_that_does_not_begin_the_answer(template: Any) -> None:
     message = str(raised.value)
     assert "the prompt that a server will send ends in '" in message
     assert "bot" in message
-    assert "the chat goes on with '" in message
+    assert "the chat continues with '" in message
 
 
 # -- where a turn ends -------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_a_model_without_an_objective_is_refused_before_the_texts(name: str, mat
 
 def test_similarity_of_a_model_without_a_record_is_refused_before_the_records(material: Path, capsys: Any) -> None:
     assert run("evaluate", material / "run", material / "data.jsonl", material / "out", "--similarity") == 2
-    assert "run: is no run folder (no run.json that tells how the model was trained)" in capsys.readouterr().err
+    assert "run: is no run folder (no run.json that says how the model was trained)" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_named_before_another_is_read(material: Path, capsys: Any) -> None:

@@ -184,7 +184,7 @@ def test_a_folder_that_takes_no_embeddings_is_searched_all_the_same(
     assert search(folder, "--query", *QUERIES, "--json") == 0
     written = capsys.readouterr()
     assert json.loads(written.out)["results"] == expected
-    assert f"can't be written ({os.strerror(number)}), so that the corpus is embedded anew each time" in written.err
+    assert f"can't be written ({os.strerror(number)}), so that the corpus is embedded again each time" in written.err
 
 
 @pytest.mark.parametrize("content", [b"mine", b""])

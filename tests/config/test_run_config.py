@@ -125,7 +125,7 @@ BAD_FLAT: list[tuple[dict[str, Any], str]] = [
     ({"layot": "branched"}, "unknown setting 'layot'; did you mean layout?"),
     ({"lbd": "x"}, "lbd: expected a number, got 'x'"),
     ({"lbd": [1]}, "lbd: expected one value, got the list '[1]'"),
-    ({"seed": 1, "finetune_seed": 1}, "finetune_seed: stands twice, as `finetune_seed`, too"),
+    ({"seed": 1, "finetune_seed": 1}, "finetune_seed: is set twice, as `finetune_seed`, too"),
     ({"train_file": "a", "dataset": ["b"]}, "`train_file` and `dataset` exclude each other"),
     ({"infonce": True, "jepa_loss_type": "l2"}, "more than one alignment loss is named (infonce, l2)"),
     ({"regular": True, "mode": "step-jepa"}, "more than one mode is named (regular, step-jepa)"),
@@ -175,7 +175,7 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run\.yaml:3: batch_size: expected a whole number, got 'x'"):
         RunConfig.read(file)
     file.write_text("batch-size: 1\nbatch_size: 1\n")
-    with pytest.raises(UserError, match=r"run\.yaml: the key 'batch_size' stands twice"):
+    with pytest.raises(UserError, match=r"run\.yaml: the key 'batch_size' occurs twice"):
         RunConfig.read(file)
 
 

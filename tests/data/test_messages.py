@@ -196,7 +196,7 @@ def test_errors_of_an_answer(answer: dict[str, Any], message: str) -> None:
         ({"messages": [USER, ASSISTANT], "rejected_response": "b"}, "'rejected_response': preferences, "),
         ({"prompt": "q", "completion": "a", "rejected_messages": "b"}, "preferences, .*; remove the column, or"),
         ({"input": {"messages": [USER]}, "preferred_output": [ASSISTANT]}, "preferences.*; write the question and the"),
-        (USER, "a message stands where a record is expected; write a chat as one object, {'messages'"),
+        (USER, "got a message where a record is expected; write a chat as one object, {'messages'"),
         (
             {"prompt": "q", "chosen": "a", "rejected": "b"},
             "'chosen' and 'rejected': preferences, .*`columns prompt chosen`",

@@ -176,7 +176,7 @@ def test_from_config() -> None:
 def test_two_terms_of_one_name_are_refused() -> None:
     with pytest.raises(UserError, match="two terms are called 'lm_loss'"):
         Objective([LMLoss(), LMLoss()])
-    with pytest.raises(ValueError, match="expected a name of its own for a term, got 'tokens'"):
+    with pytest.raises(ValueError, match="expected another name for a term than 'tokens'"):
         term("tokens")(LMLoss)
 
 

@@ -161,7 +161,7 @@ def read_yaml(path: Path) -> Any:
             node = super().compose_mapping_node(anchor)
             for number, (key, _) in enumerate(node.value):
                 if any(key.value == other.value for other, _ in node.value[:number]):
-                    problem = f"the key {shown(str(key.value))} stands twice"
+                    problem = f"the key {shown(str(key.value))} occurs twice"
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             return node
 

@@ -73,7 +73,7 @@ def prepare(
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepjepa"
     file = Path(cache_dir or folder) / f"prepared-{fingerprint(records, tokenizer, config)}.arrow"
     if (cached := _read_cache(file, records)) is not None:
-        say(f"cache: {what} as prepared before, from {file} (`no_cache` prepares anew)")
+        say(f"cache: {what} as prepared before, from {file} (`no_cache` prepares it again)")
         return cached
     if is_main_process():
         try:

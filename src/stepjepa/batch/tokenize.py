@@ -217,7 +217,7 @@ class RecordTokenizer:
                     first = self._alone(0, *texts[0])
                 elif first.start == first.end:
                     fault = "the chat template rewrites a message, so that its content can't be found"
-                    raise UserError(f"{fault}; use `layout separate`, which reads it by itself")
+                    raise UserError(f"{fault}; use `layout separate`, which reads it alone")
                 pairs.append(PairText(number, first, self._alone(1, *texts[1])))
             # Without a chat format a record is its last exchange.
             pairs = pairs[-1:] if config.plain else pairs

@@ -140,7 +140,7 @@ def _rewritten(template: Rules, message: Message, renderings: _Renderings, own_p
     same = next((at for at, (a, b) in enumerate(zip(behind, continuation, strict=False)) if a != b), 0)
     begin = max(same - _AROUND, 0)
     raise UserError(
-        f"the prompt that a server will send ends in {shown(behind[begin : same + _AROUND])}, the chat goes on with "
+        f"the prompt that a server will send ends in {shown(behind[begin : same + _AROUND])}, the chat continues with "
         f"{shown(continuation[begin : same + _AROUND])}; use a `chat_template` whose generation prompt begins the "
         "answer"
     )
@@ -161,7 +161,7 @@ def _opened(
     at = full.find(tag.closing, tag.start, start) if has_tag else -1
     if start is None:
         if not full.startswith(prompt[: tag.start]):
-            fault = f"the prompt opens a thought ({shown(prompt[tag.start :])}), and the chat goes on without it"
+            fault = f"the prompt opens a thought ({shown(prompt[tag.start :])}), and the chat continues without it"
             raise UserError(f"{fault}; use another `chat_template`")
         start = tag.start if at < 0 else at + len(tag.closing)
     elif thought_in(message["content"], opened=True):

@@ -127,7 +127,7 @@ class JepaConfig:
     )
     encoding: Literal["auto", "tree", "rows"] = _rows(
         "auto",
-        "tree: rows in which a common beginning stands once; rows: a plain row a sequence; auto tests the model",
+        "tree: rows in which a common beginning is stored once; rows: a plain row a sequence; auto tests the model",
     )
     row_length: int | None = _rows(
         None,

@@ -299,7 +299,7 @@ class RunConfig:
             elif setting is None:
                 trainer[key] = _trainer_setting(key, value)
             elif setting.flag in settings:
-                raise UserError(f"{key}: stands twice, as `{setting.flag}`, too; leave one out")
+                raise UserError(f"{key}: is set twice, as `{setting.flag}`, too; leave one out")
             else:
                 settings[setting.flag] = setting.convert(value)
         settings["jepa"] = read_objective(settings, note)
@@ -348,7 +348,7 @@ def read_flat(path: str | os.PathLike[str]) -> JsonObject:
     for key, value in (values or {}).items():
         name = str(key).replace("-", "_")
         if name in flat:
-            raise UserError(f"the key {shown(str(key))} stands twice; leave one out", path=file)
+            raise UserError(f"the key {shown(str(key))} occurs twice; leave one out", path=file)
         flat[name] = value
     return flat
 

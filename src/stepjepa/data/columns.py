@@ -124,7 +124,7 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
     columns = ", ".join(list(map(str, row))[:MOST_NAMES]) or "nothing"
     _check_no_preferences(row, set())
     if {"role", "content"} <= row.keys() or {"from", "value"} <= row.keys():
-        raise UserError("a message stands where a record is expected; write a chat as one object, {'messages': [...]}")
+        raise UserError("got a message where a record is expected; write a chat as one object, {'messages': [...]}")
     if len(names) > 1 and (chat := next((name for name in CHATS if name in row), None)) is not None:
         raise RowError(f"'{chat}' is {shown(row[chat])}", "fill it in", SKIP)
     missing = f"no column '{names[0]}'"

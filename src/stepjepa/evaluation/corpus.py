@@ -129,7 +129,7 @@ def corpus_index(
         with atomic_write(file, "wb") as stream:
             stream.write(save({"vectors": index.vectors}, {"format": FORMAT, "fingerprint": digest}))
     except OSError as error:  # a folder that may not be written to, a disk that is full or mounted read-only
-        note(f"{file} can't be written ({error.strerror or error}), so that the corpus is embedded anew each time")
+        note(f"{file} can't be written ({error.strerror or error}), so that the corpus is embedded again each time")
     return index
 
 

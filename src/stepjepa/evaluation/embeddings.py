@@ -29,7 +29,7 @@ def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaCon
     """
     trained = trained_objective(run_folder)
     if trained is None:
-        raise UserError(f"is no run folder (no {RUN_FILE} that tells how the model was trained)", path=Path(run_folder))
+        raise UserError(f"is no run folder (no {RUN_FILE} that says how the model was trained)", path=Path(run_folder))
     return reading_config(trained, views)
 
 

@@ -15,7 +15,7 @@ Line = JsonObject
 
 _FIELDS = {"index", "truth", "generated", "extracted", "scores", "error", "stopped", "new_tokens"}
 _FIELDS |= {"gold_loss", "gold_tokens"}
-_ANEW = "name another `output_file`, or pass `overwrite` to start anew"
+_ANEW = "name another `output_file`, or pass `overwrite` to start again"
 
 
 def summary_file(output: File) -> Path:

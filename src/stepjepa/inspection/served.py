@@ -86,7 +86,7 @@ def check_served(
     """
     template, config = record_tokenizer.template, record_tokenizer.config
     if config.labels != "assistant":
-        return f"labels '{config.labels}' were asked for, so no turn stands behind a prompt"
+        return f"labels '{config.labels}' were asked for, so no turn is behind a prompt"
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     stops = _stop_ids(folder)
     _check_stop_tokens(template, stops)
@@ -166,7 +166,9 @@ def _check_stop_tokens(template: ChatTemplate | PlainTemplate, stops: set[int]) 
     """Raise ValueError if generation does not stop at a token that ends a turn."""
     for token, index in zip(template.stop_tokens, template.stop_ids, strict=True):
         if index not in stops:
-            raise ValueError(f"generation_config.json lacks {shown(token)}, which ends a turn: generation would go on")
+            raise ValueError(
+                f"generation_config.json lacks {shown(token)}, which ends a turn: generation would continue"
+            )
 
 
 def check_export(

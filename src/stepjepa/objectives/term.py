@@ -141,8 +141,8 @@ def term(name: str, label: str | None = None) -> Callable[[type[AnyTerm]], type[
     def register(cls: type[AnyTerm]) -> type[AnyTerm]:
         if reserved := {name, cls.head_name} & _RESERVED:
             raise ValueError(
-                f"expected a name of its own for a term, got '{reserved.pop()}', which stands for something else in "
-                "logs or checkpoints"
+                f"expected another name for a term than '{reserved.pop()}', which logs or checkpoints use for "
+                "something else"
             )
         cls.name, cls.label = name, label or name
         TERMS[name] = cls

@@ -167,7 +167,7 @@ def upload(folder: str | os.PathLike[str], name: str, *, revision: str | None = 
     """
     again = f"stepjepa export --model_path {folder} --push_to_hub {name}"
     again += f" --hub_revision {revision}" if revision else ""
-    with _naming_hub_errors(f"can't upload to '{name}'", f"; {folder} is whole; to try again: {again}"):
+    with _naming_hub_errors(f"can't upload to '{name}'", f"; {folder} is complete; to try again: {again}"):
         HfApi().upload_folder(
             repo_id=name,
             folder_path=Path(folder),

@@ -106,7 +106,7 @@ def resumed_launches(
         remedy = f"`config {config}` with `output_dir {folder}` takes those" if config.is_file() else "take those"
         raise UserError(
             f"the run was begun with other settings ({'; '.join(_as_spelled(changes, now))}); {remedy}, "
-            "or name another `output_dir` (`allow_changes` resumes it all the same)",
+            "or name another `output_dir` (`allow_changes` resumes it anyway)",
             path=folder,
         )
     if refuse_finished and in_run_folder and before.status == "finished" and _length(before) == _length(now):
