@@ -58,7 +58,13 @@ class Beginnings:
         return self._rendered(index + 1, prompt=False) if cut is None else cut.text[: cut.starts[index + 1]] + cut.end
 
     def places(self, index: int, begin: int, opened: bool) -> list[Place]:
-        """Find the texts of the messages up to ``index`` in :meth:`full`; for the options see ``marks.locate``."""
+        """Find the texts of the messages up to ``index`` in :meth:`full`.
+
+        Args:
+            index: of the last message.
+            begin: the place behind which texts that can't be marked are searched for.
+            opened: a content may begin inside a thought, see ``marks.locate``.
+        """
         text = self.full(index)
         if self._turns > 1 and (located := self._located_in_full(opened)) is not None:
             places = located.beginning(text, index + 1)

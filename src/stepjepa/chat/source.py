@@ -66,7 +66,11 @@ def jinja_message(error: Exception) -> str:
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the chat template of a tokenizer; of several, the one for all chats, joined with the one for tools."""
+    """Return the chat template of a tokenizer; of several, the one for all chats, joined with the one for tools.
+
+    Raises:
+        UserError: the tokenizer has no template, or several and none is the default.
+    """
     templates = tokenizer.chat_template
     if not templates:
         remedy = "use an instruction-tuned model, pass `chat_template FILE`, or train without one (`plain`)"
@@ -120,7 +124,12 @@ def with_pinned_date(source: str) -> str:
 
 
 def with_tool_use(source: str, tool_use: str) -> str:
-    """Return one template for two: transformers renders chats with tools by a template of its own, if there is one."""
+    """Join two templates to one, as transformers chooses between them.
+
+    Args:
+        source: renders chats without tools.
+        tool_use: renders chats with tools.
+    """
     # Jinja drops the line end behind a block, and the last one of a template.
     first, second = (text.removesuffix("\n") for text in (tool_use, source))
     return f"{{%- if tools %}}\n{first}{{% else %}}\n{second}{{% endif %}}"

@@ -359,11 +359,18 @@ class ChatTemplate:
         self.stop_ids = [int(tokenizer.convert_tokens_to_ids(token)) for token in self.stop_tokens]
         own_end = pair.index(_ANSWER) + len(_ANSWER)
         text, stop = self.turn_end(pair, own_end, "user")
-        # What stands between a content and the stop token: a closer that is no token.
+        # The text between a content and the stop token, without a token of its own.
         self.closer = text[own_end:].removesuffix(stop)
 
     def follower(self, role: str | None) -> str:
-        """Return the token that ends a turn that the template does not close; ``role`` is that of the next message."""
+        """Return the token that ends a turn that the template does not close.
+
+        Args:
+            role: of the next message; None behind the last one.
+
+        Raises:
+            UserError: neither the template nor the tokenizer has such a token.
+        """
         marker = self._followers.get(role or "user", self._tokenizer.eos_token)
         if marker is None:
             raise UserError("neither the chat template nor the tokenizer has a token that ends a turn; set eos_token")
@@ -372,8 +379,10 @@ class ChatTemplate:
     def turn_end(self, text: str, own_end: int, following: str | None) -> tuple[str, str]:
         """Return the text of a chat up to the stop token of its last turn, and this token.
 
-        ``text`` is the chat up to the turn, ``own_end`` the end of the message's texts in it, ``following`` the role of
-        the next message.
+        Args:
+            text: the chat up to the turn.
+            own_end: the end of the message's texts in it.
+            following: the role of the next message; None behind the last one.
         """
         behind = list(self._added.finditer(text, own_end)) if self.end_of_turn else []
         if behind:

@@ -27,7 +27,13 @@ def check_exclusive(args: argparse.Namespace, *pairs: tuple[str, str]) -> None:
 
 
 def from_args(settings: type[T], args: argparse.Namespace, **more: Any) -> T:
-    """Create an instance of a dataclass from the parsed flags of its options; ``more`` sets or replaces fields."""
+    """Create an instance of a dataclass of options from parsed flags.
+
+    Args:
+        settings: the dataclass.
+        args: has the values of its options.
+        more: fields that are no options, or that replace a flag's value.
+    """
     values = {setting.name: getattr(args, setting.name) for setting in options_of(settings) if setting.name not in more}
     return settings(**values, **more)
 
@@ -88,7 +94,13 @@ class Parser(argparse.ArgumentParser):
         self.add_options(options_of(settings), group)
 
     def add_options(self, options: Iterable[Option], group: str, *, named_only: bool = False) -> None:
-        """Add the flags of some settings; with ``named_only`` parsed arguments have no defaults, only named flags."""
+        """Add the flags of some settings.
+
+        Args:
+            options: the settings.
+            group: the heading of those that name none.
+            named_only: parsed arguments then hold only the flags that are named, no defaults.
+        """
         for setting in options:
             title = setting.about.get("group", group)
             section = next((existing for existing in self._action_groups if existing.title == title), None)

@@ -48,7 +48,12 @@ TERMS = tuple(options_of(TermFlags))
 def read_objective(named: JsonObject, note: Callable[[str], None]) -> JepaConfig:
     """Take the settings of the objective and their shortcuts out of ``named``, a mapping by the names of flags.
 
-    ``note`` is called with one line about a setting that has no effect, but is common in published commands.
+    Args:
+        named: the settings; those that are read are removed.
+        note: is called with one line about a setting that has no effect, but is common in published commands.
+
+    Raises:
+        UserError: a value is not allowed, or settings contradict each other.
     """
     short = {setting.flag: named.pop(setting.flag, False) for setting in SHORTCUTS}
     objective = {setting.name: named.pop(setting.flag) for setting in JEPA if setting.flag in named}

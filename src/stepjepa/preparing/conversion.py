@@ -70,9 +70,17 @@ class _TrackedRow(JsonObject):
 def convert_rows(
     rows: Rows, convert: Convert, *, limit: int | None = None, path: object = "<memory>", bad: BadRecords | None = None
 ) -> tuple[list[JsonObject], Counts]:
-    """Convert at most ``limit`` rows of the file ``path`` to records, dropping those that are unusable.
+    """Convert rows to records, dropping those that are unusable; several records of one row get the field ``group``.
 
-    Several records of one row get its line number as the field ``group``. Invalid rows are noted by ``bad``.
+    Args:
+        rows: line numbers and rows.
+        convert: makes a record, or a list of records, of a row.
+        limit: maximum number of records; None for all.
+        path: the file of the rows, for errors.
+        bad: counts invalid rows, or raises the error of the first; None raises it.
+
+    Returns:
+        The records, and counts of the rows.
     """
     counts, records_made = Counts(), list[JsonObject]()
     for line, row in rows:

@@ -37,8 +37,13 @@ _MOST_STATES = 10_000
 def judge(answer: str, truth: str) -> tuple[str, str | None]:
     """Compare any text with an expression, without a time limit.
 
-    Returns ``malformed`` and the fault; ``different`` and a line that only one matches; or ``equivalent`` and the name
-    in ``_TRIVIAL``, if any.
+    Args:
+        answer: the text.
+        truth: the expression.
+
+    Returns:
+        ``malformed`` and the fault; ``different`` and a line that only one matches; or ``equivalent`` and the name in
+        ``_TRIVIAL``, if any.
     """
     try:
         parse(answer)

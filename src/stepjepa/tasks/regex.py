@@ -161,7 +161,14 @@ class TooManyStatesError(Exception):
 def find_difference(left: str, right: str, most_states: int | None = None) -> str | None:
     """Return a shortest line that only one of two expressions matches; None if they are equivalent.
 
-    Raises ``TooManyStatesError`` after ``most_states`` pairs of derivatives.
+    Args:
+        left: an expression.
+        right: another one.
+        most_states: maximum number of pairs of derivatives to look at; None for no limit.
+
+    Raises:
+        RegexSyntaxError: one of them is no expression of the language.
+        TooManyStatesError: the limit is reached.
     """
     trees = parse(left), parse(right)
     examples, blocks = _alphabet((left, right), _character_sets(trees[0]) | _character_sets(trees[1]))

@@ -182,6 +182,15 @@ def generate_split(
     """Generate training and test records; the chain of equations of a test record occurs in no other record.
 
     The test records do not depend on ``train_size``, so training sets of several sizes share one test set.
+
+    Args:
+        train_size: number of training records.
+        test_size: number of test records.
+        seed: of the problems.
+        difficulty: None for the defaults.
+
+    Raises:
+        UserError: there are not so many different problems of this difficulty.
     """
     level = difficulty or Difficulty()
     test, chains = _draw_records(test_size, f"stepmath {seed} test", level, "test_size", once=True)
