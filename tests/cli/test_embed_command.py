@@ -104,6 +104,18 @@ def test_values_of_a_column_name_the_rows(folder: Path, tmp_path: Path) -> None:
     assert parquet.read_table(output)["id"].to_pylist() == [f"q{n}" for n in range(8)]
 
 
+def test_a_row_without_an_id_is_an_error_or_skipped(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    rows = [{"q": "a", "id": 1.50}, {"q": "b", "id": None}, {"q": "c"}, {"q": "d", "id": ""}, {"q": "e", "id": True}]
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    command = [str(tmp_path / "in.jsonl"), tmp_path / "e.parquet", "--column", "q", "--id_column", "id"]
+    assert embed(folder, "llm", *command) == 2
+    assert "in.jsonl:2: column 'id' is empty; fill it in" in capsys.readouterr().err
+    assert embed(folder, "llm", *command, "--bad_records", "skip") == 0
+    assert "has no column 'id'; there are q" in capsys.readouterr().err
+    table = parquet.read_table(tmp_path / "e.parquet")
+    assert table["id"].to_pylist() == ["1.5", "", "True"] and table["line"].to_pylist() == [1, 4, 5]
+
+
 def test_a_system_prompt_of_ones_own(folder: Path, tmp_path: Path) -> None:
     flags = ["--column", "question", "--system_prompt", "Count."]
     assert embed(folder, "llm", "texts.jsonl", tmp_path / "e.npy", *flags) == 0

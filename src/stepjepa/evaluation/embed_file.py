@@ -18,7 +18,7 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import atomic_write, check_output_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.messages import number_as_text
+from stepjepa.data.messages import is_absent, number_as_text
 from stepjepa.data.records import BadRecords, Record, named, parse_record
 from stepjepa.data.row_error import RowError
 from stepjepa.data.sources import read_rows
@@ -141,7 +141,7 @@ def embed_file(
         for block in _blocks(inputs, size):
             embedded.inputs += len(block)
             progress.update(len(block))
-            if embedded.bad.skips and not (block := _without_bad(block, embedder, embedded.bad)):
+            if embedded.bad.skips and not (block := _without_bad(block, embedder, id_column, embedded.bad)):
                 continue
             values = [value for value, _ in block]
             texts = [value for value in values if isinstance(value, Text)]
@@ -180,13 +180,15 @@ def check_output(path: str, output: str, *, id_column: str | None = None, overwr
 
 
 def _without_bad(
-    block: list[tuple[Text | Record, JsonObject]], embedder: Embedder, bad: BadRecords
+    block: list[tuple[Text | Record, JsonObject]], embedder: Embedder, id_column: str | None, bad: BadRecords
 ) -> list[tuple[Text | Record, JsonObject]]:
     """Return the inputs of a block that can be embedded; the others are noted."""
     good = []
     for value, row in block:
         try:
             embedder.check(value)
+            if id_column is not None:
+                _id(value, row, id_column)
         except UserError as error:
             bad.note(error, value.line)
         else:
@@ -201,9 +203,12 @@ def _blocks(values: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _id(text: Text | Record, row: JsonObject, column: str) -> str:
-    if (value := row.get(column)) is None:
-        raise UserError(f"has no column '{column}'; there are {named(row)}", path=text.path, line=text.line)
-    return str(number_as_text(value))
+    value = row.get(column)
+    if isinstance(value, str) or not is_absent(value):
+        return str(number_as_text(value))
+    fault = f"has no column '{column}'; there are {named(row)}"
+    fault = f"column '{column}' is empty; fill it in" if column in row else fault
+    raise UserError(fault, path=text.path, line=text.line)
 
 
 @dataclass
