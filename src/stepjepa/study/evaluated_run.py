@@ -15,7 +15,7 @@ from stepjepa.config.jepa import NEEDS_VIEWS
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.summary_text import describe_readout, describe_trained_on
 from stepjepa.store.fingerprint import model_fingerprint
-from stepjepa.store.record import Fingerprints, RunRecord, complete_objective, origin_of, read_record
+from stepjepa.store.record import Fingerprints, Results, RunRecord, complete_objective, origin_of, read_record
 
 T = TypeVar("T")
 
@@ -194,16 +194,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         steps=results.steps,
         indices=indices,
         examples=examples,
-        figures={
-            "gold_loss": summary.gold_loss,
-            "matched": summary.similarity.matched_similarity,
-            "shuffled": summary.similarity.shuffled_similarity,
-            "tokens": results.tokens,
-            "seconds": results.train_seconds,
-            # None in runs of 0.1, which did not count FLOPs.
-            "flops": results.flops,
-            **_retrieval_figures(summary.retrieval),
-        },
+        figures=_figures(results, summary),
         model=summary.settings.model,
         views=summary.settings.similarity,
         loaded=record.loaded,
@@ -213,6 +204,20 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         mixed=tuple(_changes(record, mixed=True)),
         noted=tuple(_changes(record, mixed=False)),
     )
+
+
+def _figures(results: Results, summary: _Summary) -> dict[str, float | None]:
+    """Return each of :data:`FIGURES` and of :data:`RETRIEVAL_MEASURES`; None for one that was not measured."""
+    return {
+        "gold_loss": summary.gold_loss,
+        "matched": summary.similarity.matched_similarity,
+        "shuffled": summary.similarity.shuffled_similarity,
+        "tokens": results.tokens,
+        "seconds": results.train_seconds,
+        # None in runs of 0.1, which did not count FLOPs.
+        "flops": results.flops,
+        **_retrieval_figures(summary.retrieval),
+    }
 
 
 def _retrieval_figures(retrieval: _Retrieval | None) -> dict[str, float | None]:
