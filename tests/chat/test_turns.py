@@ -284,6 +284,26 @@ def test_arguments_are_passed_as_the_template_reads_them(template: Any) -> None:
     assert not template("Qwen3").arguments_as_text
 
 
+def test_an_end_of_text_within_an_answer_is_refused(markers: Any) -> None:
+    """It ends no turn here, but a saved model stops at it, too."""
+    thoughts = (
+        "{% if message.reasoning_content %}{{ '<think>' + message.reasoning_content + '</think>' + end }}{% endif %}"
+    )
+    made = served_forms.in_form(markers, "ChatML")
+    made.eos_token, records = "</s>", [parse_record({"messages": with_thoughts("q", "t", "a")}, "data.jsonl", 7)]
+    source = (
+        "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
+        + thoughts
+        + "{{ message.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    made.chat_template = "{% set end = '' %}" + source
+    assert RecordTokenizer(made, JepaConfig(mode="regular")).tokenize(records)
+    made.chat_template = "{% set end = '</s>' %}" + source
+    with pytest.raises(UserError, match=r"data.jsonl:7: the answer holds '</s>', at which generation stops, before"):
+        RecordTokenizer(made, JepaConfig(mode="regular")).tokenize(records)
+
+
 def test_a_name_of_an_argument_that_spells_a_token_is_refused(template: Any) -> None:
     """The turn ended in the name, and the rest of the call was lost."""
     messages = with_call("q", "cod", "a fish", "Yes.")

@@ -98,6 +98,8 @@ def test_a_chat_with_tools() -> None:
     asks = {"role": "assistant", "content": None, "tool_calls": [PARIS], "thinking": "t"}
     replies = {"role": "tool", "content": "", "tool_call_id": "7", "name": "weather"}
     record = read(developer, USER, asks, replies, replies, ASSISTANT, USER, ASSISTANT, tools=[BARE])
+    # The id of a call may be a number, and so that of its result.
+    assert read(USER, asks, {**replies, "tool_call_id": 7}, ASSISTANT).messages[2] == replies
     remaining = {"role": "assistant", "content": "", "reasoning_content": "t", "tool_calls": [PARIS]}
     assert record.messages == (developer, USER, remaining, replies, replies, ASSISTANT, USER, ASSISTANT)
     assert record.tools == [TOOL] and not record.extra

@@ -372,7 +372,9 @@ class RecordTokenizer:
 
     def _check_stop_tokens(self, record: Record, answer: Ids) -> None:
         """Raise ``UserError`` if an answer holds a stop token before its end: generation would never get beyond it."""
-        stops = self.template.stop_ids if self.config.labels == "assistant" else ()
+        # A saved model stops at the end of text, too, whether it ends a turn or not.
+        ends = [*self.template.stop_ids, self.tokenizer.eos_token_id]
+        stops = ends if self.config.labels == "assistant" else ()
         inner = [index for index in answer[:-1].tolist() if index in stops]
         if inner:
             token = shown(str(self.tokenizer.convert_ids_to_tokens(inner[0])))

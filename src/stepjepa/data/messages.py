@@ -145,7 +145,8 @@ def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
             raise UserError(f"{name}.{key}: a {role} message has none; remove it, or make its role assistant")
     may_be_empty = bool(calls) or role in {"tool", *SYSTEM_ROLES}
     optional: JsonObject = {"reasoning_content": reasoning, "tool_calls": calls or None}
-    optional |= {key: _label(turn.get(key), f"{name}.{key}") for key in ("name", "tool_call_id")}
+    labels = {"name": turn.get("name"), "tool_call_id": number_as_text(turn.get("tool_call_id"))}  # as a call's id
+    optional |= {key: _label(label, f"{name}.{key}") for key, label in labels.items()}
     optional |= {"weight": 0 if weight == 0 and role == "assistant" else None}
     if value is None and not may_be_empty:
         raise UserError(f"{name} ({role}) has no content{_beside(unread)}")
