@@ -179,12 +179,14 @@ class RecordTokenizer:
             return "one of its views is empty"
         exchanges = LAYOUTS[str(self.config.layout)].partners(record.messages)
         # Without a chat format a record is its last exchange.
-        which, place = ("last", -1) if self.config.plain else ("first", 0)
+        ordinal, place = ("last", -1) if self.config.plain else ("first", 0)
         if not exchanges:
             return "it has no question with an answer"
         question, answer = (record.messages[index] for index in exchanges[place])
+        if not message_text(question):
+            return "a question is empty"
         fault = "not trained" if message_text(answer) else "a tool call" if answer.get("tool_calls") else "without text"
-        return f"the answer behind the {which} question is {fault}" if message_text(question) else "a question is empty"
+        return f"the answer behind the {ordinal} question is {fault}"
 
     def pairs(self, record: Record, turns: Sequence[Turn]) -> list[PairText]:
         """Return the pairs of a record; the first view of each predicts the second (before ``reverse_pred``).

@@ -239,9 +239,9 @@ def _views(line: CommandLine) -> None:
     """Translate flags of predictor tokens and readouts that only the published programs have."""
     idle = line.is_on("regular")
     predictors = line.value("predictors") or ("2" if line.is_on("step_jepa") else "1")
-    one = idle or _number("predictors", predictors) <= 1
-    same = "each predictor token has a row of its own here; nearest is --predictors 1"
-    line.refuse("same_predictor", same, without_effect=lambda _: one)
+    is_single = idle or _number("predictors", predictors) <= 1
+    difference = "each predictor token has a row of its own here; nearest is --predictors 1"
+    line.refuse("same_predictor", difference, without_effect=lambda _: is_single)
     line.refuse("avg_encoding", "no such average here; nearest is --pooling mean", without_effect=lambda _: idle)
     plain = "views have the format of the text here; nearest is --plain"
     line.refuse("plain_jepa", plain, without_effect=lambda _: idle)

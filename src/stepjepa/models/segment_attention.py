@@ -48,8 +48,8 @@ def _call_mask(call: Call, trees: Trees, rule: Rule | None, dtype: torch.dtype) 
         return None
     if causal and not trees.isolates:
         # All paths begin at position 0, so the longest one shows what each sees.
-        one = slice(longest := int(key_count.argmax()), longest + 1)
-        at_query, at_key, query_count, key_count = at_query[one], at_key[one], query_count[one], key_count[one]
+        path = slice(longest := int(key_count.argmax()), longest + 1)
+        at_query, at_key, query_count, key_count = at_query[path], at_key[path], query_count[path], key_count[path]
     query, key = (torch.arange(indices.shape[1], device=indices.device) for indices in (at_query, at_key))
     # A padded query stands for the last one of its segment.
     query = torch.minimum(query, query_count[:, None] - 1) + (key_count - query_count)[:, None]

@@ -165,9 +165,9 @@ def upload(folder: str | os.PathLike[str], name: str, *, revision: str | None = 
     Raises:
         UserError: the hub refuses or can't be reached; the message has the command that tries again.
     """
-    again = f"stepjepa export --model_path {folder} --push_to_hub {name}"
-    again += f" --hub_revision {revision}" if revision else ""
-    with _naming_hub_errors(f"can't upload to '{name}'", f"; {folder} is complete; to try again: {again}"):
+    command = f"stepjepa export --model_path {folder} --push_to_hub {name}"
+    command += f" --hub_revision {revision}" if revision else ""
+    with _naming_hub_errors(f"can't upload to '{name}'", f"; {folder} is complete; to try again: {command}"):
         HfApi().upload_folder(
             repo_id=name,
             folder_path=Path(folder),

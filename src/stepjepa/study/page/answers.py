@@ -79,7 +79,7 @@ def _common_beginning(texts: Sequence[str]) -> str:
     # In the order of characters all others are between these two, so that they begin with what both begin with.
     first, last = min(texts), max(texts)
     pairs = zip(first, last, strict=False)
-    return first[: next((place for place, (one, other) in enumerate(pairs) if one != other), len(first))]
+    return first[: next((place for place, (left, right) in enumerate(pairs) if left != right), len(first))]
 
 
 def shown_text(value: object) -> str:
