@@ -15,6 +15,7 @@ from stepjepa.base.files import read_jsonl, read_text
 from stepjepa.base.json_object import JsonObject, RepeatedKey, json_fault, parse_marked
 from stepjepa.data.columns import ASSISTANT, CHATS, SYSTEM, USER
 from stepjepa.data.messages import TOOLS, is_absent, without_row_fillers
+from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
 
 Rows = Iterator[tuple[int, JsonObject]]
 """Pairs of line or row number, from 1, and row (column name -> value)."""
@@ -195,7 +196,8 @@ def _read_parquet(path: Path, wrong: Wrong) -> Rows:
             if (name := _repeated_field(file.schema_arrow)) is not None:
                 raise UserError(f"has the column {shown(name)} twice; keep one of the two", path=path)
             rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
-            yield from enumerate(map(without_row_fillers, rows), start=1)
+            shortest = with_shortest_floats(rows, narrow_columns(file.schema_arrow))
+            yield from enumerate(map(without_row_fillers, shortest), start=1)
     except UserError:
         raise
     # Invalid text, and dates that Python can't represent, raise errors only when their row is read.

@@ -67,7 +67,9 @@ def as_python(value: Any) -> Any:
         return [as_python(item) for item in value]
     # Includes NumPy scalars that are subclasses of Python's numbers and texts.
     if hasattr(value, "dtype"):
-        return as_python(value.tolist())
+        # Widened to 64 bits, a number of 32 would be another decimal.
+        is_narrow = value.dtype.kind == "f" and value.dtype.itemsize < 8 and getattr(value, "ndim", 1) == 0
+        return float(str(value)) if is_narrow else as_python(value.tolist())
     return None if type(value).__name__ in {"NAType", "NaTType"} else value
 
 

@@ -21,6 +21,7 @@ from stepjepa.data.messages import (
     tools_column,
     without_row_fillers,
 )
+from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
 from stepjepa.data.row_error import RowError
 
 _VIEW_ROLES = {"text": "user", "code": "assistant"}
@@ -90,6 +91,7 @@ def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> It
         UserError: a value is no record; its position, from 1, is the line in the message.
     """
     _check_columns(values)
+    narrow = narrow_columns(values)
     # A table has a field of one row's objects in those of all rows; in a list of dicts a null is the user's own.
     is_table = any(hasattr(values, name) for name in ("to_dict", "to_pylist", "to_dicts", "features"))
     if hasattr(values, "to_dict") and hasattr(values, "notna"):  # pandas
@@ -99,7 +101,7 @@ def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> It
     if isinstance(values, Mapping):
         keys = ", ".join(map(str, values))
         raise UserError(f"expected records, got an object with the keys {keys}; pass one of them")
-    for position, value in enumerate(values, start=1):
+    for position, value in enumerate(with_shortest_floats(values, narrow), start=1):
         if isinstance(value, Record):
             yield value
             continue

@@ -13,6 +13,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.data.columns import Columns
 from stepjepa.data.formats import FORMATS, Rows, Wrong, first_line, read_unnamed
 from stepjepa.data.messages import without_row_fillers
+from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
 from stepjepa.data.records import BadRecords, Record, parse_record
 
 
@@ -114,7 +115,7 @@ def each_of_any(
         for file in part.files:
             yield from each_record(file, bad=bad, columns=columns)
         return
-    rows, bad = enumerate(map(without_row_fillers, part), start=1), bad or BadRecords(settings=("columns",))
+    rows, bad = enumerate(_rows_of_dataset(part), start=1), bad or BadRecords(settings=("columns",))
     for number, record in enumerate(_parse_each(rows, name, bad, columns), start=1):  # noqa: B007  # counts them
         yield record
     if not number:
@@ -170,8 +171,13 @@ def _read_dataset(name: str, split: str | None, subset: str | None, wrong: Wrong
     if isinstance(part, _Files):
         rows = (row for file in part.files for _, row in FORMATS[file.suffix.lower()](file, wrong))
     else:
-        rows = map(without_row_fillers, part)
+        rows = _rows_of_dataset(part)
     yield from enumerate(rows, start=1)
+
+
+def _rows_of_dataset(part: Any) -> Iterator[JsonObject]:
+    """Yield the rows of a ``datasets.Dataset``."""
+    return map(without_row_fillers, with_shortest_floats(part, narrow_columns(part)))
 
 
 def _choose_split(name: str, split: str | None, subset: str | None) -> Any:
