@@ -21,6 +21,7 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.cli.main import main
 from stepjepa.config.server import KEY_VARIABLE
+from stepjepa.data.records import Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation import prompts
 from stepjepa.evaluation import server as servers
@@ -114,11 +115,30 @@ def test_tools_thoughts_and_variables_of_the_template_are_passed_on(tmp_path):
             "role": "assistant",
             "content": "Wait.",
             "reasoning_content": "Hm.",
-            "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": '{"at": "é"}'}}],
+            "reasoning": "Hm.",  # so vLLM calls it
+            "tool_calls": [{"id": "7", "type": "function", "function": {"name": "look", "arguments": '{"at": "é"}'}}],
         },
         {"role": "tool", "content": "a cat", "name": "look", "tool_call_id": "7"},
     ]
     assert (body["tools"], body["chat_template_kwargs"]) == ([TOOL], {"enable_thinking": False})
+
+
+def test_calls_and_results_have_the_ids_that_the_api_requires():
+    """Those of the record, else those of its results, else new ones, in the order of the calls."""
+    calls = [{**CALL, "id": "a"}, CALL, CALL]
+    results = [{"role": "tool", "content": "x"}, {"role": "tool", "content": "y", "tool_call_id": "b"}]
+    messages = [{"role": "user", "content": "Go"}]
+    messages += [{"role": "assistant", "content": "", "tool_calls": calls}, *results]
+    messages += [{"role": "assistant", "content": "", "tool_calls": [CALL]}, results[0]]
+    record = Record((*messages, {"role": "assistant", "content": "z"}))
+    sent = servers.chat_fields(record)["messages"]
+    assert [[call["id"] for call in sent[at]["tool_calls"]] for at in (1, 4)] == [
+        ["a", "b", "call00001"],
+        ["call00002"],
+    ]
+    assert [sent[at]["tool_call_id"] for at in (2, 3, 5)] == ["a", "b", "call00002"]
+    assert "id" not in CALL
+    assert "tool_call_id" not in results[0]
 
 
 def test_samples_are_requests_with_a_seed_each(test_file):
@@ -174,10 +194,20 @@ def test_the_begin_of_text_token_is_not_doubled(adds, sent, tokenizer):
         ({"content": ""}, ""),
         ({"content": "4", "reasoning_content": "Hm.\n"}, "<think>\nHm.\n</think>\n\n4"),
         ({"content": "4", "reasoning": "Hm."}, "<think>\nHm.\n</think>\n\n4"),
+        ({"content": "\n\n4", "reasoning": "\nHm.\n"}, "<think>\nHm.\n</think>\n\n4"),
+        ({"content": None, "reasoning": "\nHm"}, "<think>\nHm"),
         ({"content": None, "reasoning_content": "Hm"}, "<think>\nHm"),
         (
             {"content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
-            '<tool_call>\n{"name": "f", "arguments": "{}"}\n</tool_call>',
+            '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+        ),
+        (
+            {"content": "4\n\n", "tool_calls": [{"function": {"name": "f", "arguments": '{"é": 1}'}}]},
+            '4\n\n<tool_call>\n{"name": "f", "arguments": {"é": 1}}\n</tool_call>',
+        ),
+        (
+            {"content": "4", "tool_calls": [{"function": {"name": "f", "arguments": '{"at": "é'}}]},
+            '4\n<tool_call>\n{"name": "f", "arguments": "{\\"at\\": \\"é"}\n</tool_call>',
         ),
     ],
 )

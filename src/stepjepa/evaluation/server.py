@@ -8,6 +8,8 @@ import os
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from itertools import count, takewhile
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -235,10 +237,13 @@ def chat_fields(record: Record) -> JsonObject:
         sent = {name: value for name, value in message.items() if name != "weight"}
         if sent["role"] in SYSTEM_ROLES:
             sent["role"] = "system"
+        if thought := sent.get("reasoning_content"):
+            sent["reasoning"] = thought  # the name that vLLM reads
         if calls := sent.get("tool_calls"):
             # Records hold arguments as an object; the API has them as JSON text.
             sent["tool_calls"] = [_with_arguments_as_text(call) for call in calls]
         messages.append(sent)
+    _add_call_ids(messages)
     optional = {"tools": record.tools, "chat_template_kwargs": record.chat_template_kwargs}
     return {"messages": messages, **{name: value for name, value in optional.items() if value is not None}}
 
@@ -247,6 +252,18 @@ def _with_arguments_as_text(call: JsonObject) -> JsonObject:
     function = call["function"]
     text = json.dumps(function["arguments"], ensure_ascii=False)
     return {**call, "function": {**function, "arguments": text}}
+
+
+def _add_call_ids(messages: Sequence[JsonObject]) -> None:
+    """Give tool calls and their results the ids that the API requires, in place, where a record has none."""
+    numbers = count(1)
+    for place, message in enumerate(messages):
+        results = takewhile(lambda following: following["role"] == "tool", messages[place + 1 :])
+        for call in message.get("tool_calls") or ():
+            result = next(results, JsonObject())
+            # Of nine characters, as Mistral's templates want it.
+            call["id"] = call.get("id") or result.get("tool_call_id") or f"call{next(numbers):05}"
+            result.setdefault("tool_call_id", call["id"])
 
 
 def decoding(sampling: Sampling, index: int, sample: int) -> JsonObject:
@@ -284,14 +301,26 @@ def read_chat_completion(data: object) -> Answer:
     texts_or_none = all(isinstance(text, str | None) for text in (content, thought))
     if not texts_or_none or not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ServerError(f"sent a message that is no text: {_excerpt(message)}")
-    functions = [json.dumps(call.get("function"), ensure_ascii=False) for call in calls]
-    text = "\n".join(
-        [*([content] if content else []), *(f"<tool_call>\n{function}\n</tool_call>" for function in functions)]
-    )
-    if thought:
-        # If there are neither content nor calls, the answer was cut off inside the thought.
-        text = f"<think>\n{thought.strip()}\n</think>\n\n{text}" if text else f"<think>\n{thought}"
+    text = content or ""
+    if text and calls:
+        text = text.removesuffix("\n") + "\n"  # vLLM keeps the line end in front of a call, llama.cpp does not
+    text += "\n".join(map(_call_as_generated, calls))
+    if thought and text:
+        # vLLM keeps the line ends around the tags of a thought, llama.cpp the one before the end tag.
+        text = f"<think>\n{thought.strip()}\n</think>\n\n" + text.lstrip("\n")
+    elif thought:
+        # Without content and calls the answer was cut off inside the thought.
+        text = "<think>\n" + thought.lstrip("\n")
     return _answer(text, choice, data)
+
+
+def _call_as_generated(call: JsonObject) -> str:
+    """Return a tool call as most models write it: in tags, with arguments as an object instead of the API's text."""
+    function = call.get("function")
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        with suppress(ValueError):  # a call that was cut off
+            function = {**function, "arguments": json.loads(function["arguments"])}
+    return f"<tool_call>\n{json.dumps(function, ensure_ascii=False)}\n</tool_call>"
 
 
 def read_completion(data: object) -> Answer:
