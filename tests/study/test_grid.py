@@ -105,6 +105,7 @@ REFUSED = [
         "seeds: [1, 1]",
         "grid.yaml:8: seeds: expected different whole numbers of 0 to 2**32 - 1, got [1, 1]",
     ),
+    ("seeds: [1, 2]", "seeds: [4294967296]", "grid.yaml:8: seeds: expected different whole numbers of 0 to 2**32 - 1"),
     ("seeds: [1, 2]", "baseline: llm", "grid.yaml:8: baseline: there is no arm 'llm'; name one of jepa"),
     ("  jepa:", "  a/b:", "grid.yaml:5: arms: an arm's name begins with a letter"),
     ("    predictors: [0, 1]", "    - 3", "grid.yaml:6: arms.jepa: holds a list; expected 'flag: value' lines"),
