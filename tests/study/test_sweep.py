@@ -193,6 +193,11 @@ def test_a_folder_that_no_sweep_made_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="jepa_lbd1/seed2: is no run of this sweep"):
         sweep(folder_of(tmp_path, trials), trials)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["thesis.txt"]
+    # ``compare`` would read the folder of a run as that run.
+    (tmp_path / "run" / "run.json").parent.mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="run: is the folder of a run"):
+        sweep(folder_of(tmp_path / "run", trials), trials)
 
 
 def test_cores_and_gpus_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,10 @@ class SweepFolder:
         """Return the state of each trial by name.
 
         Raises:
-            UserError: a trial was begun with other flags, or its folder holds a run of no sweep.
+            UserError: a trial was begun with other flags, or its folder, or the whole one, holds a run of no sweep.
         """
+        if (self.path / RUN_FILE).is_file():
+            raise UserError("is the folder of a run, in which no sweep is found again; name another", path=self.path)
         return {trial.name: self._state(trial) for trial in trials}
 
     def _state(self, trial: Trial) -> str:
