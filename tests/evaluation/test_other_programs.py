@@ -180,14 +180,14 @@ def serving(folder: Path, log: Path) -> Iterator[Server]:
     with log.open("ab") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream, env=environment)
     try:
-        _await_health(process, f"http://127.0.0.1:{port}/health", log)
+        await_health(process, f"http://127.0.0.1:{port}/health", log)
         yield Server(process, f"http://127.0.0.1:{port}/v1", log)
     finally:
         process.kill()
         process.wait()
 
 
-def _await_health(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+def await_health(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
     for _ in range(600):
         assert process.poll() is None, log.read_text(encoding="utf-8", errors="replace")[-2000:]
         try:

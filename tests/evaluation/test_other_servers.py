@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from test_other_programs import NEW, Models, Trained, _await_health, assert_worth_comparing, content_of, needs_trl
+from test_other_programs import NEW, Models, Trained, await_health, assert_worth_comparing, content_of, needs_trl
 
 import stepjepa
 
@@ -46,7 +46,7 @@ def serving(folder: Path, log: Path) -> Iterator[str]:
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream, env=environment, start_new_session=True)
     try:
-        _await_health(process, f"http://127.0.0.1:{port}/health", log)
+        await_health(process, f"http://127.0.0.1:{port}/health", log)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
