@@ -29,7 +29,7 @@ from collect import FIGURES
 from embeddings import KEPT
 from frame import BASELINE, REFERENCE, TESTS, copies, objectives, partners, read, runs, same_flops, searched, test
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from retrieval_results import HITS, Retrieval, claim, data_sets, has_rows
+from retrieval_results import HITS, Retrieval, claim, data_sets, has_rows, summary
 from splits import read_splits
 
 from stepjepa.base.files import atomic_write, read_json_object, read_text
@@ -40,7 +40,7 @@ DOCS, RUNS = HERE.parents[1] / "docs", HERE / "runs.csv"
 DEMONSTRATIONS = HERE / "demonstrations.csv"
 README = HERE.parents[1] / "README.md"
 PAGES = ("results", "results-tables", "evidence")
-BLOCK = re.compile(r"(<!-- results -->\n\n).*?(\n<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- results -->\n).*?(\n<!-- end -->)", re.DOTALL)
 """The lines of README that are written here."""
 OTHER_VERSION, OF_AGAIN = "\\*", "†"
 FEW = 3
@@ -220,6 +220,10 @@ class Questions:
     def claim_of_retrieval(self) -> str:
         """Write what InfoNCE is seen to give in retrieval, on all data sets."""
         return claim(self.retrieval)
+
+    def retrieval_summary(self) -> str:
+        """Return the table of README: the hits of the models, what they gain and its price."""
+        return summary(self.retrieval)
 
     def has_retrieval(self, file: str) -> bool:
         """Return whether ``retrieval.py`` has written rows of a file of figures."""

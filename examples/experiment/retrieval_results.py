@@ -18,7 +18,10 @@ from stepjepa.study.statistics import PairedT, paired_t
 FILE = "retrieval"
 """The file of figures with the answers of the same runs, and of rows beside this script; of ``synth``."""
 
-PLAIN = "regular-1.35x"
+PLAIN, LONGER = "regular-1.35x", "regular-1.75x"
+"""Plain training for the FLOPs of ``branched``, and for those of ``separate``."""
+
+LENGTHS = {PLAIN: "1.35 times as long", LONGER: "1.75 times as long"}
 FREE = ("nearest known question", "TF-IDF, characters", "TF-IDF, words")
 HITS = "hits_at_1"
 JOINT = {"separate": "separate-infonce", "branched": "branched-infonce"}
@@ -45,8 +48,11 @@ MODELS = (
     *(Model("none", method, method) for method in FREE),
     Model("untrained", "best readout", "untrained, best readout"),
     Model("untrained", "ridge", "untrained, ridge map"),
-    Model(PLAIN, "best readout", "plain, 1.35 times as long, best readout"),
-    Model(PLAIN, "ridge", "plain, 1.35 times as long, ridge map"),
+    *(
+        Model(arm, method, f"plain, {length}, {words}")
+        for arm, length in LENGTHS.items()
+        for method, words in (("best readout", "best readout"), ("ridge", "ridge map"))
+    ),
     Model("branched-cosine", "trained", "LM loss + cosine, `branched`"),
     Model("branched-cosine", "trained, ridge", "LM loss + cosine, `branched`, ridge map"),
     Model("infonce-alone", "trained", "InfoNCE alone, `separate`"),
@@ -129,11 +135,18 @@ def difference(
     return paired_t(list(first[seeds]), list(second[seeds])) if len(seeds) else None
 
 
-def better_plain(rows: pd.DataFrame) -> tuple[str, str]:
-    """Return the way of reading plain training, of ``best readout`` and ``ridge``, that finds more."""
-    hits = {method: of_model(rows, PLAIN, method)[HITS].mean() for method in ("best readout", "ridge")}
+def plain_of(rows: pd.DataFrame, arm: str) -> str:
+    """Return plain training for the FLOPs of an arm; that for those of ``branched`` if no longer one has runs."""
+    apart = arm == "infonce-alone" or arm.startswith("separate")
+    return LONGER if apart and (rows.arm == LONGER).any() else PLAIN
+
+
+def better_plain(rows: pd.DataFrame, arm: str) -> tuple[str, str]:
+    """Return plain training for the FLOPs of an arm, in the reading that finds more: ``best readout`` or ``ridge``."""
+    plain = plain_of(rows, arm)
+    hits = {method: of_model(rows, plain, method)[HITS].mean() for method in ("best readout", "ridge")}
     # Without runs there is no mean.
-    return PLAIN, max(hits, key=lambda method: -1 if math.isnan(hits[method]) else hits[method])
+    return plain, max(hits, key=lambda method: -1 if math.isnan(hits[method]) else hits[method])
 
 
 def models_with_runs(rows: pd.DataFrame) -> Iterator[tuple[Model, pd.DataFrame]]:
@@ -167,12 +180,11 @@ class Retrieval:
         # Without a task nobody knows which other texts are right.
         self.hit = "equal texts alone" if retrieval.DATA[data.data].task is None else "equal meanings, too"
         self.rows = joined(runs, data.file)
-        self.plain = better_plain(self.rows)
         scores = sorted(set(runs.headline[runs.file == data.file].dropna()))
         self.right = listed([RIGHT.get(score, score) for score in scores]) if scores else "not evaluated yet"
         of_file = runs[runs.file == data.file]
         self.answered = 0 if of_file.empty else int(of_file.records.max())
-        compared = [part for model, part in models_with_runs(self.rows) if model.arm in (PLAIN, *JOINT.values())]
+        compared = [part for model, part in models_with_runs(self.rows) if model.arm in (*LENGTHS, *JOINT.values())]
         self.counts = sorted({len(part) for part in compared}) or [0]
 
     def has(self, arm: str, method: str = "trained") -> bool:
@@ -206,17 +218,26 @@ class Retrieval:
         answers = f", {self.answered:,} of them answered" if self.answered not in (0, row.queries) else ""
         return f"{row.queries:,} queries{answers}, {row.candidates:,} candidates"
 
-    def over(self, arm: str, baseline: str = PLAIN, column: str = HITS) -> str:
+    def plain(self, arm: str) -> tuple[str, str]:
+        """Return plain training for the FLOPs of an arm, in the better of its two readings."""
+        return better_plain(self.rows, arm)
+
+    def over(self, arm: str, baseline: str | None = None, column: str = HITS) -> str:
         """Return the difference of an arm that was trained for retrieval from another, in points.
 
-        Plain training is read in the better of both ways.
+        Args:
+            arm: the arm.
+            baseline: an arm that was trained for retrieval, too; by default plain training for the FLOPs of ``arm``.
+            column: what is compared.
         """
-        theirs = self.plain if baseline == PLAIN else (baseline, "trained")
+        theirs = (baseline, "trained") if baseline else self.plain(arm)
         return interval(difference(self.rows, (arm, "trained"), theirs, column))
 
     def shows(self, column: str = HITS) -> dict[str, str]:
         """Return what each layout's difference from plain training shows, of layouts that have runs beside it."""
-        tests = {layout: difference(self.rows, (arm, "trained"), self.plain, column) for layout, arm in JOINT.items()}
+        tests = {
+            layout: difference(self.rows, (arm, "trained"), self.plain(arm), column) for layout, arm in JOINT.items()
+        }
         return {layout: outcome(test) for layout, test in tests.items() if test is not None}
 
     def layouts(self) -> list[tuple[str, str]]:
@@ -232,13 +253,16 @@ class Retrieval:
         models = [
             *((arm, "trained", f"with InfoNCE beside the LM loss (`{layout}`)") for layout, arm in self.layouts()),
             ("infonce-alone", "trained", "with InfoNCE alone"),
-            (PLAIN, "ridge", "with plain training behind a ridge map"),
-            (PLAIN, "best readout", "with plain training as it is"),
+            *((arm, "ridge", f"with plain training, {length}, behind a ridge map") for arm, length in LENGTHS.items()),
+            *((arm, "best readout", f"with plain training, {length}, as it is") for arm, length in LENGTHS.items()),
         ]
         return ", ".join(f"{self.score(*model)} % {words}" for *model, words in models if self.has(*model))
 
-    def hits_over(self, baseline: str = PLAIN, column: str = HITS) -> str:
-        """Write the points of both layouts of InfoNCE beside the LM loss over another arm; empty if none is known."""
+    def hits_over(self, baseline: str | None = None, column: str = HITS) -> str:
+        """Write the points of both layouts of InfoNCE beside the LM loss over another arm; empty if none is known.
+
+        By default the other arm is plain training for the FLOPs of the layout.
+        """
         return listed(
             [
                 f"`{layout}` {points}"
@@ -249,40 +273,24 @@ class Retrieval:
 
     def share_of_plain(self) -> str:
         """Write how many of the hits of the better layout plain training has, and how it is read."""
-        if not (self.layouts() and self.has(*self.plain)):
+        hits = {arm: of_model(self.rows, arm, "trained")[HITS].mean() for _, arm in self.layouts()}
+        best = max(hits, key=lambda arm: hits[arm], default=None)
+        if best is None or not self.has(*self.plain(best)):
             return "InfoNCE beside the LM loss and plain training are not both trained yet"
-        best = max(of_model(self.rows, arm, "trained")[HITS].mean() for _, arm in self.layouts())
-        share = 100 * of_model(self.rows, *self.plain)[HITS].mean() / best
-        reading = "behind a ridge map" if self.plain[1] == "ridge" else "as it is"
+        share = 100 * of_model(self.rows, *self.plain(best))[HITS].mean() / hits[best]
+        reading = "behind a ridge map" if self.plain(best)[1] == "ridge" else "as it is"
         return f"Plain training {reading} has {share:.0f} % of the hits of the better layout"
 
     def answers(self) -> str:
         """Write the right answers of the same models, and their differences from plain training."""
         shares = [f"{self.score(arm, column='right')} % with `{layout}`" for layout, arm in self.layouts()]
-        shares.append(f"{self.score(*self.plain, 'right')} % with plain training")
+        shares += [
+            f"{self.score(arm, 'ridge', 'right')} % with plain training, {length}"
+            for arm, length in LENGTHS.items()
+            if self.has(arm, "ridge")
+        ]
         over = self.hits_over(column="right")
         return f"{', '.join(shares)}" + (f"; points over plain training: {over}" if over else "")
-
-    def line(self) -> str:
-        """Write the hits of all models and the differences of the joint arms, of their answers, too, for README."""
-        groups = [
-            [(arm, "trained", f"`{layout}` %") for layout, arm in self.layouts()],
-            [("infonce-alone", "trained", "InfoNCE alone %")],
-            [(PLAIN, "best readout", "plain training % as it is"), (PLAIN, "ridge", "% with the map")],
-            [("untrained", "ridge", "a model never trained % with the map (one seed)")],
-        ]
-        hits = [
-            ", ".join(
-                words.replace("%", f"{of_model(self.rows, *model)[HITS].mean():.1f}")
-                for *model, words in group
-                if self.has(*model)
-            )
-            for group in groups
-        ]
-        seeds = f"{self.seeds}, so nothing is claimed" if self.one_seed else self.seeds
-        points = f". Points over plain training: {self.hits_over()}" if self.hits_over() else ""
-        answers = f"; in right answers {self.hits_over(column='right')}" if self.hits_over(column="right") else ""
-        return f"{self.name} ({seeds}): {'; '.join(filter(None, hits))}{points}{answers}."
 
     def variants(self) -> str:
         """Write the hits of all other arms beside those of ``separate`` with the same seeds; empty if there is none."""
@@ -317,8 +325,9 @@ class Retrieval:
             seeds = NOTHING if model.arm == "none" else str(len(runs))
             row = [model.words, seeds, *(mean(runs[column]) for column in columns)]
             for column in ("right", HITS):
-                shown = model.arm not in ("none", "untrained", PLAIN)
-                test = difference(self.rows, (model.arm, model.method), self.plain, column) if shown else None
+                shown = model.arm not in ("none", "untrained", *LENGTHS)
+                plain = self.plain(model.arm)
+                test = difference(self.rows, (model.arm, model.method), plain, column) if shown else None
                 row.append(interval(test))
             lines.append(row)
         return table([*heads, "right, over plain [95 %]", "hits at 1, over plain [95 %]"], lines)
@@ -359,3 +368,33 @@ def claim(sets: Sequence[Retrieval]) -> str:
     if ONE_SEED in places:
         text += f" One seed, so nothing is claimed: {listed(places[ONE_SEED])}."
     return text
+
+
+SUMMARY = (
+    ("plain training, as it is", PLAIN, "best readout"),
+    *((f"plain training, {length}, behind a linear map", arm, "ridge") for arm, length in LENGTHS.items()),
+    ("InfoNCE alone, each text alone", "infonce-alone", "trained"),
+    ("**InfoNCE beside the LM loss**, each text alone (`separate`)", JOINT["separate"], "trained"),
+    ("**InfoNCE beside the LM loss**, the question in the record (`branched`)", JOINT["branched"], "trained"),
+)
+"""The models of README: what they are called there, arm and method."""
+
+
+def summary(data_sets: Sequence[Retrieval]) -> str:
+    """Write for README the hits of the models on all data sets, what the joint ones gain, and its price in answers."""
+    heads = ["", *(f"{each.name}, {each.seeds}{': no claim' if each.one_seed else ''}" for each in data_sets)]
+    hits = [[words, *(_hits(each, arm, method) for each in data_sets)] for words, arm, method in SUMMARY]
+    answers = [
+        [
+            f"right answers of `{layout}` over plain training, points",
+            *(each.over(arm, column="right") for each in data_sets),
+        ]
+        for layout, arm in JOINT.items()
+    ]
+    return table(heads, [*hits, *answers])
+
+
+def _hits(data_set: Retrieval, arm: str, method: str) -> str:
+    hits = of_model(data_set.rows, arm, method)[HITS]
+    over = f" ({data_set.over(arm)})" if arm in JOINT.values() and len(hits) else ""
+    return NOTHING if hits.empty else f"{hits.mean():.1f}{over}"

@@ -294,9 +294,9 @@ def test_answers_and_retrieval_are_paired_by_seed(scripts: dict[str, ModuleType]
         70,
         pytest.approx(np.nan, nan_ok=True),
     ]
-    assert module.better_plain(result) == ("regular-1.35x", "ridge")
+    assert module.better_plain(result, "separate-infonce") == ("regular-1.35x", "ridge")
     # 60 - 45 and 50 - 40; the third seed has no partner.
-    test = module.difference(result, ("separate-infonce", "trained"), module.better_plain(result))
+    test = module.difference(result, ("separate-infonce", "trained"), module.better_plain(result, "separate-infonce"))
     assert (test.n, test.mean) == (2, 12.5)
     assert [model.arm for model, _ in module.models_with_runs(result)] == [
         "none",
@@ -345,6 +345,13 @@ def test_what_retrieval_shows_follows_its_intervals(
     assert text.endswith("One seed, so nothing is claimed: TURK.")
     assert synth.share_of_plain() == "Plain training behind a ridge map has 75 % of the hits of the better layout"
     assert "[" not in turk.short_table().partition("---:|\n")[2]
+    # Where plain training went on for the FLOPs of `separate`, that layout is compared with it.
+    longer = several | {("regular-1.75x", "ridge"): {"82": 42, "23": 55}}
+    retrieval.write(rows_of_retrieval(longer), tmp_path / "retrieval.csv")
+    synth = module.data_sets(table)[0]
+    assert synth.hits_over() == "`separate` +11.5 [+5.1, +17.9] and `branched` -15.0 [-27.7, -2.3]"
+    assert synth.share_of_plain() == "Plain training behind a ridge map has 81 % of the hits of the better layout"
+    assert "| plain, 1.75 times as long, ridge map | 2 | – | 48.5 ± 9.2 |" in synth.full_table()
     # An arm of one seed is no row of the short table, whatever its name.
     one_more = several | {("separate-vicreg", "trained"): {"23": 7}, ("mine", "trained, ridge"): {"23": 8}}
     retrieval.write(rows_of_retrieval(one_more), tmp_path / "retrieval.csv")
