@@ -139,7 +139,8 @@ def test_flags_files_targets_and_extras_of_every_command_exist() -> None:
             continue
         if words[0] == "make":
             assert {word for word in words[1:] if "=" not in word} <= targets, block.place
-        if words[0].startswith("python") and "/" in words[1]:
+        # The folder of another repository is the reader's own.
+        if words[0].startswith("python") and "/" in words[1] and not words[1].startswith("llama.cpp/"):
             assert (ROOT / words[1]).is_file(), block.place
         assert set(re.findall(r"stepjepa\[(\w+)\]", " ".join(words))) <= extras, block.place
         if re.search(r"(^|-m )stepjepa [a-z]", " ".join(words)):
