@@ -153,7 +153,7 @@ def test_what_a_run_leaves(base: Path, good: Path, tmp_path: Path, capsys: Any, 
     assert {"tokens_per_second", "pairs_per_second", "without_pair_share"} <= set(step)
     # A term of the user's own can take none of the other columns.
     for name in set(step) - set(TERMS):
-        with pytest.raises(ValueError, match="expected a name of its own"):
+        with pytest.raises(ValueError, match="expected another name for a term"):
             term(name)(type("Own", (Term,), {}))
     assert not list(run.glob(".*")), "nothing half-written is left"
 

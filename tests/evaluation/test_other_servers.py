@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from test_other_programs import NEW, Models, Trained, await_health, assert_worth_comparing, content_of, needs_trl
+from test_other_programs import NEW, Models, Trained, assert_worth_comparing, await_health, content_of, needs_trl
 
 import stepjepa
 
