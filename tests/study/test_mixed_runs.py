@@ -39,13 +39,13 @@ def arms(tmp_path: Path) -> list[Path]:
 
 def test_a_run_resumed_with_another_rate_is_kept_out_and_named(arms: list[Path], capsys: Any) -> None:
     clean = compare(arms)
-    assert clean.excluded == () and len(clean.arms[1].runs) == 3
+    assert clean.kept_out == () and len(clean.arms[1].runs) == 3
     change(arms[4] / "run.json", "launches", to=launches(RATE))
     mixed = compare(arms)
     assert [len(arm.runs) for arm in mixed.arms] == [3, 2]
     assert mixed.differences["llm-jepa"].seeds == ("3", "7")
-    (excluded,) = mixed.excluded
-    assert (excluded.run.folder, excluded.arm) == (arms[4], "llm-jepa")
+    (kept_out,) = mixed.kept_out
+    assert (kept_out.run.folder, kept_out.arm) == (arms[4], "llm-jepa")
     (note,) = [note for note in mixed.notes if "kept out" in note]
     assert note == (
         f"llm-jepa: {arms[4]} (seed 5) is kept out: resumed at step 5 with another learning_rate: 2e-05 -> 0.0001; "
@@ -66,16 +66,16 @@ def test_a_launch_without_a_step_in_the_run_keeps_nothing_out(arms: list[Path]) 
     lost = [{**first}, {**second, "to_step": 5}, {"seconds": 1.0, "from_step": 5, "to_step": 10, "changes": []}]
     change(arms[4] / "run.json", "launches", to=lost)
     compared = compare(arms)
-    assert compared.excluded == () and not any("learning_rate" in note for note in compared.notes)
+    assert compared.kept_out == () and not any("learning_rate" in note for note in compared.notes)
     # A run that begins with the checkpoint of another one has its changes from the start, and may take no step.
     change(arms[4] / "run.json", "launches", to=[{**second, "from_step": 10}])
-    assert [each.run.folder for each in compare(arms).excluded] == [arms[4]]
+    assert [each.run.folder for each in compare(arms).kept_out] == [arms[4]]
 
 
 def test_other_versions_are_noted_alone(arms: list[Path]) -> None:
     change(arms[4] / "run.json", "launches", to=launches(TORCH))
     compared = compare(arms)
-    assert len(compared.arms[1].runs) == 3 and compared.excluded == ()
+    assert len(compared.arms[1].runs) == 3 and compared.kept_out == ()
     assert any("torch (version): 2.13.0 -> 2.14.0" in note for note in compared.notes)
 
 

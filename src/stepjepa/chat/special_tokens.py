@@ -43,8 +43,8 @@ def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def matched_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the added tokens of a tokenizer, the longest first, since one may begin with another.
 
-    Tokens that the tokenizer never finds in a text are left out: a normaliser that puts a blank in front of each text
-    also changes the token that is searched for.
+    Without the tokens that no text can spell: where a normaliser puts a blank in front of each text, the tokenizer
+    searches for these tokens with that blank, too.
     """
     added = {str(token): token for token in tokenizer.added_tokens_decoder.values() if str(token)}
     changed = [text for text, token in added.items() if token.normalized]

@@ -105,7 +105,9 @@ class RunConfig:
         0.2, "share of `data_file` held out; a question is on one side", allowed=SHARE, only_with="data_file"
     )
     split_by: Literal["question", "record"] = _data(
-        "question", "what is held out whole; record: one of several to a question, as 0.2.0", only_with="data_file"
+        "question",
+        "record: draw held-out records one by one, as 0.2.0 did, equal questions on both sides",
+        only_with="data_file",
     )
     split_seed: int = _data(42, "seed of the split, or of the mixture", only_with="data_file or dataset_weights")
 

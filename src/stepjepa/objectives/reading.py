@@ -300,6 +300,6 @@ def _shares_most(first: TokenSequence, second: TokenSequence) -> bool:
 
 def _rows(places: Mapping[int, Numbers]) -> tuple[Numbers, Numbers]:
     """Return for each row, a pair of a record, the record's index and the number of the pair, from 1."""
-    counts = [len(places_of_kind) for places_of_kind in places.values()]
+    counts = [len(rows) for rows in places.values()]
     index = np.repeat(np.array([*places], np.int64), counts)
     return index, np.concatenate([np.empty(0, np.int64), *(np.arange(1, count + 1) for count in counts)])

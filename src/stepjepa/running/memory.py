@@ -91,7 +91,7 @@ def resident_bytes(
 
     Args:
         model: on any device, meta included; neither sharded nor quantized yet.
-        optim: name of the optimizer; the states of one that is not in :data:`OPTIMIZERS` are left out.
+        optim: name of the optimizer; its states are counted if it is in :data:`OPTIMIZERS`.
         processes: number that train together.
         sharding: of the run; None without.
         quantized: the quantization of frozen weights in the run; None without.

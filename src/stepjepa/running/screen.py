@@ -190,7 +190,7 @@ def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
         shown_losses.append(f"the model is the best checkpoint, of step {results.best_step:,}")
     steps = f"{results.steps:,} step{'s' * (results.steps != 1)}"
     cost = f"{steps}, {results.tokens or 0:,.0f} tokens in {duration(results.train_seconds or 0.0)}"
-    # There is no picture of a run that logged nothing.
+    # A run that logged nothing has no picture.
     files = ["the model", RUN_FILE, METRICS_FILE, *([PLOT_FILE] if (folder / PLOT_FILE).is_file() else [])]
     return [("done", "; ".join([cost, *shown_losses])), ("run folder", f"{folder} ({', '.join(files)})")]
 

@@ -206,18 +206,18 @@ def _invariant_changes(before: RunRecord, now: RunRecord) -> Iterator[Change]:
     """Yield the changes of :data:`INVARIANT` parts and of fingerprints; parts that an old record lacks are skipped."""
     # A record of an earlier version lacks some options.
     complete = (
-        launch if launch.jepa is None else replace(launch, jepa=complete_objective(launch.jepa))
-        for launch in (before, now)
+        record if record.jepa is None else replace(record, jepa=complete_objective(record.jepa))
+        for record in (before, now)
     )
     old, new = map(to_json, complete)
     for part in INVARIANT:
-        flat = [_flat(part, launch.get(part)) for launch in (old, new)]
+        flat = [_flat(part, record.get(part)) for record in (old, new)]
         for name in flat[0] | flat[1]:
             first, second = (settings.get(name) for settings in flat)
             # Version 0.2.0 wrote no number where the weight of the router loss is the model's own.
             if first != second and not (name == "jepa.router_loss" and first is None):
                 yield Change(name=name, before=first, now=second, mixed=True)
-    fingerprints = [launch.fingerprints or Fingerprints() for launch in (before, now)]
+    fingerprints = [record.fingerprints or Fingerprints() for record in (before, now)]
     for attribute in fields(Fingerprints):
         first, second = (getattr(hashes, attribute.name) for hashes in fingerprints)
         if attribute.name in FINGERPRINTED and None not in (first, second) and first != second:

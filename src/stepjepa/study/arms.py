@@ -61,8 +61,8 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class ExcludedRun:
-    """A run excluded from the statistics: launches with different settings trained it."""
+class KeptOut:
+    """A run kept out of the statistics: launches with different settings trained it."""
 
     run: EvaluatedRun
     arm: str | None  # the arm with the settings of its last launch; None if there is no such arm
@@ -78,7 +78,7 @@ class ComparedArms:
     differences: dict[str, Difference]  # by the name of the arm; the baseline has none
     tails: str  # one or two: which p values are corrected
     notes: tuple[str, ...]  # caveats for the reader, one sentence each
-    excluded: tuple[ExcludedRun, ...]
+    kept_out: tuple[KeptOut, ...]
     one_run: str | None = None  # sentence on runs that are one run, trained several times, and on its weights
 
     @property

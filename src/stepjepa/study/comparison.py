@@ -12,7 +12,7 @@ from stepjepa.base.errors import UserError, did_you_mean
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, visible_lines
 from stepjepa.study import statistics
-from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Difference, ExcludedRun, all_known
+from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Difference, KeptOut, all_known
 from stepjepa.study.comparable import check_comparable
 from stepjepa.study.evaluated_run import FIGURES, MEASURES, RETRIEVAL_MEASURES, SUMMARY, read_evaluated_run
 from stepjepa.study.grouping import describe_one_run, group_by_settings, one_arm_each, settings_key
@@ -48,7 +48,7 @@ class Comparison(ComparedArms):
         arms: the baseline first, the others in the order in which their runs were named.
         differences: name of the arm -> its difference from the baseline (which has none).
         notes: caveats for the reader, one sentence each.
-        excluded: runs left out of the statistics, with the reason.
+        kept_out: runs that are not in the statistics, with the reason.
         one_run: a sentence on the weights, if all runs are one run, trained several times; otherwise None.
     """
 
@@ -157,12 +157,12 @@ def compare(
     }
     scores = {name: protocol[name] for name in ("headline", "lenient")}
     by_settings = {settings_key(arm.settings): arm.name for arm in arms}
-    excluded = tuple(ExcludedRun(run, by_settings.get(settings_key(run.settings))) for run in mixed)
-    notes = [*notes_on_runs(ordered, differences), *notes_on_launches(ordered, excluded)]
+    kept_out = tuple(KeptOut(run, by_settings.get(settings_key(run.settings))) for run in mixed)
+    notes = [*notes_on_runs(ordered, differences), *notes_on_launches(ordered, kept_out)]
     if one_run is None and not any("FLOPs" in difference.equal for difference in differences.values()):
         share = f"within {SAME_FLOPS:.0%} of {ordered[0].name}"
         notes.insert(1, f"nothing here is comparable at equal FLOPs ({share}); add runs trained with `same_flop`")
-    return Comparison(scores, test, ordered, differences, tails, tuple(notes), excluded, one_run)
+    return Comparison(scores, test, ordered, differences, tails, tuple(notes), kept_out, one_run)
 
 
 def _baseline_first(arms: Sequence[Arm], baseline: str | None) -> tuple[Arm, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from stepjepa.study.arms import Arm, Difference, ExcludedRun
+from stepjepa.study.arms import Arm, Difference, KeptOut
 from stepjepa.study.evaluated_run import EvaluatedRun, readouts
 
 
@@ -40,17 +40,17 @@ def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> It
         yield f"{names}: {share}; what is right there may be learnt by heart"
 
 
-def notes_on_launches(arms: Sequence[Arm], excluded_runs: Sequence[ExcludedRun]) -> Iterator[str]:
+def notes_on_launches(arms: Sequence[Arm], kept_out: Sequence[KeptOut]) -> Iterator[str]:
     """Yield the differences between the launches of each run, one sentence each.
 
     Args:
         arms: those with the runs in the statistics.
-        excluded_runs: the runs that are left out of them.
+        kept_out: the runs that are not.
     """
-    for excluded in excluded_runs:
-        name = f"{excluded.arm}: " if excluded.arm else ""
-        reason = "; ".join(excluded.run.mixed)
-        yield f"{name}{excluded.run.folder} (seed {excluded.run.seed}) is kept out: {reason}; `mixed_runs` lets it in"
+    for one in kept_out:
+        name = f"{one.arm}: " if one.arm else ""
+        reason = "; ".join(one.run.mixed)
+        yield f"{name}{one.run.folder} (seed {one.run.seed}) is kept out: {reason}; `mixed_runs` lets it in"
     for arm in arms:
         for run in arm.runs:
             for change in (*run.mixed, *run.noted):

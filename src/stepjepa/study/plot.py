@@ -22,7 +22,7 @@ CAPTION = (
     "Mean ± standard deviation over seeds; dots are seeds, the dashed line is the baseline's mean; "
     "in brackets: equal to the baseline's"
 )
-"""The quantity that a picture shows."""
+"""The sentence below a picture."""
 
 NARROWEST = 5.0
 """Width of the narrowest axis, in percentage points: scores that are all equal have no spread."""

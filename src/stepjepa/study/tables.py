@@ -257,7 +257,7 @@ def as_json(comparison: ComparedArms) -> str:
         "arms": arms,
         "kept_out": [
             {"folder": str(run.folder), "seed": run.seed, "arm": arm_name, "reasons": list(run.mixed)}
-            for run, arm_name in ((excluded.run, excluded.arm) for excluded in comparison.excluded)
+            for run, arm_name in ((one.run, one.arm) for one in comparison.kept_out)
         ],
         "notes": list(comparison.notes),
     }
