@@ -4,19 +4,20 @@
     python examples/experiment/retrieval.py runs/experiment/retrieval   # adds what is missing to retrieval.csv
     python examples/experiment/retrieval.py --baselines                 # what costs no training: TF-IDF and the like
     python examples/experiment/retrieval.py --data turk runs/experiment/retrieval-turk   # and retrieval-turk.csv
+    python examples/experiment/retrieval.py --data smollm2 --layers 0 15 30 runs/experiment/retrieval-smollm2
 
 The candidates are the distinct answers of the test file. ``method`` says by what they are ranked. ``trained``: by the
 embeddings that training reads. For models without a JEPA objective, ``best readout`` of all layers, poolings and
 layouts, centred or not, and ``ridge``, the same with a linear map from sources to targets, which is fitted on the
-training records but the last 1,000. Both are chosen by the mean reciprocal rank on those. ``trained, ridge`` is such a
-map behind the embeddings that training reads. Runs of one seed also have ``trained, all answers``: every training
-answer is a candidate, too.
+training records but the last 1,000 (of SmolLM2, 300). Both are chosen by the mean reciprocal rank on those. ``trained,
+ridge`` is such a map behind the embeddings that training reads. Runs of one seed also have ``trained, all answers``:
+every training answer is a candidate, too.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -24,13 +25,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 from collect import trained, trials
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 from splits import SETS, SHARED, read_splits
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from stepjepa import Jepa
 from stepjepa.base.files import atomic_write
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
@@ -38,8 +42,11 @@ from stepjepa.data.sources import read_records
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right
 from stepjepa.evaluation.run import embed_views
+from stepjepa.models.architecture import evaluating
+from stepjepa.models.encode import encode
+from stepjepa.models.encoded import Encoded, pool_readouts
 from stepjepa.models.loading import load_for_inference, load_model
-from stepjepa.objectives.reading import ViewEmbeddings, embedding_config
+from stepjepa.objectives.reading import SIDES, ViewEmbeddings, embedding_config
 from stepjepa.store.record import trained_objective
 from stepjepa.tasks.base import Task
 from stepjepa.tasks.nl_rx import NlRxTask
@@ -51,11 +58,18 @@ CHOSEN = 1000
 TRIED = 1000
 """Training records that the maps are fitted on while readouts are compared."""
 LAYOUTS = ("separate", "branched")
+POOLINGS = ("last", "mean")
 STRENGTHS = (1e-6, 1e-4, 1e-2, 1.0)
 """Penalties of the ridge regression, over the mean variance of the sources."""
 
 Matrix = NDArray[np.float32]
-Embed = Callable[[Sequence[Record], JepaConfig], ViewEmbeddings]
+Sides = tuple[Matrix, Matrix]
+"""Sources and targets ``[N, D]`` of some records."""
+Embed = Callable[[Sequence[Record], str], dict[tuple[int, str], Sides]]
+"""Embeds records in a layout, at each of some layers and poolings."""
+
+
+SMOLLM2 = Path("runs/experiment")
 
 
 class Readout(NamedTuple):
@@ -67,18 +81,26 @@ class Readout(NamedTuple):
     centred: bool
 
     @property
+    def place(self) -> tuple[int, str]:
+        """Layer and pooling."""
+        return self.layer, self.pooling
+
+    @property
     def words(self) -> str:
         """The readout as text."""
         return f"{self.layout}, layer {self.layer}, {self.pooling}{', centred' if self.centred else ''}"
 
 
 class Data(NamedTuple):
-    """A data set: its name (in ``splits.json``, too, if it is there), files, and the task that knows equal answers."""
+    """A data set, the model that is trained on it, and how many of its records are used."""
 
-    name: str
+    name: str  # in splits.json, too, if it is there
     train: Path
     test: Path
-    task: Task | None
+    task: Task | None  # knows equal answers
+    model: str = "preset:tiny"
+    queries: int | None = None  # first records of the test file; None for all
+    chosen: int = CHOSEN
 
 
 DATA = {
@@ -86,6 +108,17 @@ DATA = {
     "turk": Data("turk", *SETS["turk"], NlRxTask()),
     # A quarter of the databases is at hand, so not all queries can be executed: only equal texts are the same query.
     "spider": Data("spider", SHARED / "spider_train.jsonl", SHARED / "spider_test.jsonl", None),
+    "small": Data("synth", *SETS["synth"], NlRxTask(), "preset:small"),
+    # The records that retrieval-smollm2.yaml trains on and asks.
+    "smollm2": Data(
+        "synth",
+        SMOLLM2 / "synth-1-4.jsonl",
+        SETS["synth"][1],
+        NlRxTask(),
+        str(SMOLLM2 / "smollm2-135m-instruct"),
+        300,
+        300,
+    ),
 }
 
 
@@ -157,17 +190,49 @@ def beside_training_answers(
 # -- readouts of models that were trained without pairs ----------------------------------------------------------------
 
 
-def readouts(layers: Iterable[int]) -> Iterable[Readout]:
-    """All readouts that are compared."""
-    return (Readout(*each) for each in product(LAYOUTS, layers, ("last", "mean"), (False, True)))
+def embed_everywhere(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    records: Sequence[Record],
+    layout: str,
+    layers: Sequence[int],
+) -> dict[tuple[int, str], Sides]:
+    """Embed both views of records in one pass, at every layer and with both poolings.
 
+    Returns:
+        By layer and pooling, the sources and targets that ``embed_views`` gives, one readout at a time.
+    """
+    place: Any = {"layout": layout, "pooling": "mean"}
+    jepa = Jepa(
+        model,
+        tokenizer,
+        JepaConfig(mode="llm-jepa", predictors=0, **place),
+        device=model.device,
+        rows=False,
+        heads=False,
+    )
 
-def embedded(embed: Embed, records: Sequence[Record], readout: Readout) -> tuple[Matrix, Matrix]:
-    """Sources and targets ``[N, D]`` of some records at a readout."""
-    place: Any = {"layout": readout.layout, "jepa_layer": readout.layer, "pooling": readout.pooling}
-    config = JepaConfig(mode="llm-jepa", predictors=0, **place)
-    views = embed(records, config)
-    return views.source, views.target
+    def views(encoded: Encoded) -> dict[str, Tensor]:
+        found = {}
+        for layer, side in product(layers, SIDES):
+            states = encoded.states[layer]
+            found[f"{layer} mean {side}"] = pool_readouts(states, encoded.batch, side)
+            found[f"{layer} last {side}"] = states[encoded.batch.readouts(side).last]
+        return found
+
+    size = 64 if model.device.type == "cpu" else 256
+    parts = []
+    with torch.no_grad(), evaluating(model):
+        for start in range(0, len(records), size):
+            batch = jepa.collate(records[start : start + size]).to(model.device)
+            parts.append(
+                {name: each.float().cpu() for name, each in encode(model, batch, views, layers=layers).items()}
+            )
+    whole = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+    return {
+        (layer, pooling): (whole[f"{layer} {pooling} source"], whole[f"{layer} {pooling} target"])
+        for layer, pooling in product(layers, POOLINGS)
+    }
 
 
 def reciprocal_rank(source: Matrix, target: Matrix, test: Asked) -> float:
@@ -189,35 +254,35 @@ def fit(source: Matrix, target: Matrix, strength: float) -> Ridge:
 
 
 def without_objective(
-    about: dict[str, Any], embed: Embed, layers: Sequence[int], train: Sequence[Record], test: Asked
+    about: dict[str, Any], embed: Embed, train: Sequence[Record], test: Asked
 ) -> list[dict[str, Any]]:
     """The rows of a model without a JEPA objective: its best readout, and its best readout with a ridge map.
 
     Args:
         about: the columns that name the model.
-        embed: embeds records as a configuration says.
-        layers: those that are tried.
+        embed: embeds records at the layers that are tried.
         train: the records that maps are fitted on and readouts are chosen by.
         test: of :func:`asked`.
     """
-    chosen = asked(test.data, train[-CHOSEN:])
+    fitted, chosen = train[: -test.data.chosen], asked(test.data, train[-test.data.chosen :])
     best: list[tuple[float, Readout]] = []
     mapped: list[tuple[float, Readout, float]] = []
-    for readout in (each for each in readouts(layers) if not each.centred):
-        source, target = embedded(embed, chosen.records, readout)
-        for each in (readout, readout._replace(centred=True)):
-            centred = [centre(side, each) for side in (source, target)]
-            best.append((reciprocal_rank(centred[0], centred[1], chosen), each))
-        known = embedded(embed, train[:TRIED], readout)
-        for strength in STRENGTHS:
-            predicted, true = mapped_sides(known, (source, target), strength)
-            mapped.append((reciprocal_rank(predicted, true, chosen), readout, strength))
+    for layout in LAYOUTS:
+        held_out, tried = embed(chosen.records, layout), embed(fitted[:TRIED], layout)
+        for (layer, pooling), sides in held_out.items():
+            for centred in (False, True):
+                readout = Readout(layout, layer, pooling, centred)
+                source, target = (centre(side, readout) for side in sides)
+                best.append((reciprocal_rank(source, target, chosen), readout))
+            readout = Readout(layout, layer, pooling, centred=False)
+            for strength in STRENGTHS:
+                predicted, true = mapped_sides(tried[layer, pooling], sides, strength)
+                mapped.append((reciprocal_rank(predicted, true, chosen), readout, strength))
     _, readout = max(best)
-    source, target = embedded(embed, test.records, readout)
-    source, target = (centre(side, readout) for side in (source, target))
+    source, target = (centre(side, readout) for side in embed(test.records, readout.layout)[readout.place])
     rows = [row({**about, "method": "best readout", "choice": readout.words}, source, target, test)]
     _, readout, strength = max(mapped)
-    known, new = (embedded(embed, records, readout) for records in (train[:-CHOSEN], test.records))
+    known, new = (embed(records, readout.layout)[readout.place] for records in (fitted, test.records))
     words = f"{readout.words}, penalty {strength:g}"
     return [*rows, row({**about, "method": "ridge", "choice": words}, *mapped_sides(known, new, strength), test)]
 
@@ -229,9 +294,10 @@ def mapped_sides(known: tuple[Matrix, Matrix], new: tuple[Matrix, Matrix], stren
     return fit(*known, strength).predict(new[0]) - mean, new[1] - mean
 
 
-def all_layers(model: PreTrainedModel) -> range:
-    """The token embeddings, 0, and what each layer gives."""
-    return range(model.config.num_hidden_layers + 1)
+def at_layers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, layers: Sequence[int] | None) -> Embed:
+    """Return the function that embeds by a model at some layers; None for the token embeddings, 0, and each layer."""
+    tried = layers or range(model.config.num_hidden_layers + 1)
+    return lambda records, layout: embed_everywhere(model, tokenizer, records, layout, tried)
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -242,21 +308,21 @@ def of_run(
 ) -> list[dict[str, Any]]:
     """The rows of a run folder; ``layers``, by default all, are tried where training reads none."""
     model, tokenizer = load_for_inference(folder, dtype="float32")
+    if (trained_objective(folder) or {})["mode"] == "regular":
+        return without_objective(about, at_layers(model, tokenizer, layers), train, test)
+    config = embedding_config(trained_objective(folder))
 
-    def embed(records: Sequence[Record], config: JepaConfig) -> ViewEmbeddings:
+    def embed(records: Sequence[Record]) -> ViewEmbeddings:
         size = 64 if model.device.type == "cpu" else 256
         return embed_views(model, tokenizer, list(records), config, batch_size=size)
 
-    if (trained_objective(folder) or {})["mode"] == "regular":
-        return without_objective(about, embed, layers or all_layers(model), train, test)
-    config = embedding_config(trained_objective(folder))
-    views = embed(test.records, config)
+    views = embed(test.records)
     words = f"{config.layout}, {config.predictors} predictors"
     rows = [row({**about, "method": "trained", "choice": words}, views.source, views.target, test)]
-    known = embed(train, config)
-    parts = slice(None, -CHOSEN), slice(-CHOSEN, None)
+    known = embed(train)
+    parts = slice(None, -test.data.chosen), slice(-test.data.chosen, None)
     fitted, held_out = ((known.source[part], known.target[part]) for part in parts)
-    chosen, ranks = asked(test.data, train[-CHOSEN:]), []
+    chosen, ranks = asked(test.data, train[parts[1]]), []
     for strength in STRENGTHS:
         predicted, true = mapped_sides(fitted, held_out, strength)
         ranks.append((reciprocal_rank(predicted, true, chosen), strength))
@@ -294,16 +360,12 @@ def without_model(train: Sequence[Record], test: Asked) -> list[dict[str, Any]]:
     return [*rows, row(named, source, target, test)]
 
 
-def untrained(train: Sequence[Record], test: Asked) -> list[dict[str, Any]]:
+def untrained(train: Sequence[Record], test: Asked, layers: Sequence[int] | None = None) -> list[dict[str, Any]]:
     """The rows of a model before training."""
     texts = (message["content"] for record in train for message in record.messages)
-    model, tokenizer = load_model("preset:tiny", texts=texts, predictors=0, seed=int(ONE_SEED))
-
-    def embed(records: Sequence[Record], config: JepaConfig) -> ViewEmbeddings:
-        return embed_views(model, tokenizer, list(records), config, batch_size=64)
-
+    model, tokenizer = load_model(test.data.model, texts=texts, predictors=0, seed=int(ONE_SEED))
     about = {"seed": ONE_SEED, "arm": "untrained"}
-    return without_objective(about, embed, all_layers(model), train, test)
+    return without_objective(about, at_layers(model, tokenizer, layers), train, test)
 
 
 def replace_answer(record: Record, answer: str) -> Record:
@@ -328,9 +390,10 @@ def main(argv: list[str] | None = None) -> int:
     data, of_data = DATA[args.data], FILE if args.data == "synth" else FILE.with_stem(f"{FILE.stem}-{args.data}")
     args.file = args.file or of_data
     rows = read(args.file).to_dict("records") if args.file.exists() else []
-    train, test = read_records(data.train), asked(data, read_records(data.test), equal=True)
-    for arm, make in (("none", without_model), ("untrained", untrained)) if args.baselines else ():
-        rows = [each for each in rows if each["arm"] != arm] + make(train, test)
+    train, test = read_records(data.train), asked(data, read_records(data.test)[: data.queries], equal=True)
+    if args.baselines:
+        rows = [each for each in rows if each["arm"] not in ("none", "untrained")]
+        rows += [*without_model(train, test), *untrained(train, test, args.layers)]
         write(rows, args.file)
     for name, arm, seed in trials(args.sweep) if args.sweep else ():
         known = any((each["arm"], each["seed"]) == (arm, seed) for each in rows)

@@ -10,7 +10,10 @@ import shutil
 import signal
 import sys
 import tarfile
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -24,6 +27,8 @@ from stepjepa.base.errors import UserError
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import parse_record
+from stepjepa.evaluation.run import embed_views
+from stepjepa.models.loading import load_model
 from stepjepa.objectives.reading import ViewEmbeddings
 from stepjepa.tasks.regex import find_difference
 from stepjepa.tasks.regex_languages import Languages
@@ -235,27 +240,47 @@ def views(source: np.ndarray, target: np.ndarray) -> ViewEmbeddings:
 
 def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleType], monkeypatch) -> None:
     retrieval, generator = scripts["retrieval"], np.random.default_rng(5)
-    for name, value in {"CHOSEN": 20, "TRIED": 40}.items():
-        monkeypatch.setattr(retrieval, name, value)
+    monkeypatch.setattr(retrieval, "TRIED", 40)
     records = [parse_record(json.loads(record(f"answer {n}", n)), "a.jsonl", n) for n in range(73)]
     place = {each.answer: number for number, each in enumerate(records)}
     words, turn = generator.normal(size=(73, 7)), np.linalg.qr(generator.normal(size=(7, 7)))[0]
     # As they are, targets are near their sources at layer 2 alone; at layer 1 an exact map takes one to the other.
     target = {0: generator.normal(size=(73, 7)), 1: words @ turn + 3, 2: words + generator.normal(size=(73, 7)) / 2}
 
-    def embed(some: list, config: JepaConfig) -> ViewEmbeddings:
+    def embed(some: list, layout: str, layers: Iterable[int] = range(3)) -> dict[tuple[int, str], tuple]:
         chosen = [place[each.answer] for each in some]
-        shown = words if (config.layout, config.pooling) == ("branched", "mean") else 0 * words + 1
-        return views(shown[chosen], target[config.jepa_layer][chosen])
+        shown = {
+            pooling: words if (layout, pooling) == ("branched", "mean") else 0 * words + 1
+            for pooling in retrieval.POOLINGS
+        }
+        return {
+            (layer, pooling): (shown[pooling][chosen], target[layer][chosen])
+            for layer, pooling in product(layers, retrieval.POOLINGS)
+        }
 
-    known, test = records[:60], retrieval.asked(retrieval.DATA["spider"], records[60:])
-    plain, mapped = retrieval.without_objective({"arm": "a"}, embed, range(3), known, test)
+    known, test = records[:60], retrieval.asked(retrieval.DATA["spider"]._replace(chosen=20), records[60:])
+    plain, mapped = retrieval.without_objective({"arm": "a"}, embed, known, test)
     assert plain["choice"].startswith("branched, layer 2, mean")
     assert mapped["choice"].startswith("branched, layer 1, mean, penalty ")
     assert mapped["hits_at_1"] == mapped["hits_at_1_of_text"] == 100 > plain["hits_at_1"] > 50
     assert (mapped["queries"], mapped["candidates"]) == (13, 13)
-    plain, mapped = retrieval.without_objective({"arm": "a"}, embed, [0, 1], known, test)
+    plain, mapped = retrieval.without_objective({"arm": "a"}, partial(embed, layers=[0, 1]), known, test)
     assert "layer 2" not in plain["choice"] + mapped["choice"]
+
+
+def test_one_pass_embeds_as_one_readout_at_a_time_does(scripts: dict[str, ModuleType]) -> None:
+    retrieval = scripts["retrieval"]
+    texts = ["seven", "a much longer question than the others have", "three words more", "eleven"]
+    records = [parse_record(json.loads(record(text, n)), "a.jsonl", n) for n, text in enumerate(texts)]
+    model, tokenizer = load_model("preset:tiny", texts=texts, predictors=0, seed=5)
+    for layout in retrieval.LAYOUTS:
+        everywhere = retrieval.embed_everywhere(model, tokenizer, records, layout, [0, 3])
+        assert list(everywhere) == [(0, "last"), (0, "mean"), (3, "last"), (3, "mean")]
+        for (layer, pooling), sides in everywhere.items():
+            place = {"layout": layout, "jepa_layer": layer, "pooling": pooling}
+            alone = embed_views(model, tokenizer, records, JepaConfig(mode="llm-jepa", predictors=0, **place))
+            for side, expected in zip(sides, (alone.source, alone.target), strict=True):
+                np.testing.assert_allclose(side, expected, atol=1e-5)
 
 
 def test_training_answers_are_candidates_that_distract(scripts: dict[str, ModuleType]) -> None:
