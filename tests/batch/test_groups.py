@@ -21,7 +21,7 @@ from stepjepa.batch.prepare import prepare
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import RunConfig
 from stepjepa.objectives.objective import jepa_loss
-from stepjepa.running.screen import describe_groups, first_screen
+from stepjepa.running.first_screen import describe_groups, first_screen
 from stepjepa.training.trainer import JepaTrainer
 
 

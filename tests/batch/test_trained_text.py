@@ -21,7 +21,7 @@ from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.data.sources import read_records
-from stepjepa.running.screen import describe_template, describe_turns
+from stepjepa.running.first_screen import describe_template, describe_turns
 
 CONFIG = JepaConfig(mode="regular")
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {}}}

@@ -18,7 +18,7 @@ from stepjepa.cli.commands import load, make_parser
 from stepjepa.cli.main import COMMANDS, main, normalise
 from stepjepa.objectives.term import TERMS, Term, term
 from stepjepa.running import run as running
-from stepjepa.running.screen import draw_metrics
+from stepjepa.running.metrics_plot import draw_metrics
 
 GOOD = {"messages": [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "One.\n\nTwo."}]}
 

@@ -13,6 +13,7 @@ import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.config.run import RunConfig
+from stepjepa.running import precision
 from stepjepa.running import transformers as arguments
 from stepjepa.running.run import run
 from stepjepa.training.trainer import JepaTrainer
@@ -23,7 +24,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA device that computes in bfloat16 is seen; what is trained is trained on the CPU."""
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     monkeypatch.setattr(arguments, "_cuda_device", lambda values: True)
-    monkeypatch.setattr(arguments, "_has_bf16", lambda: True)
+    monkeypatch.setattr(arguments, "cuda_has_bf16", lambda: True)
     monkeypatch.setattr(arguments, "GPU_WORKERS", 1)
 
 
@@ -71,7 +72,7 @@ def test_the_precision_of_accelerate_launch_is_a_setting_unless_the_run_names_on
     launched: str, named: dict[str, Any], trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
-    config = arguments.with_launched_precision(described(tmp_path, **named))
+    config = precision.with_launched_precision(described(tmp_path, **named))
     made = arguments.training_arguments(config, has_eval=False)
     assert (made.mixed_precision, made.bf16, made.fp16) == (trained, trained == "bf16", trained == "fp16")
 
@@ -109,7 +110,7 @@ def test_workers_that_are_named_stay(cuda: None, tmp_path: Path) -> None:
 def test_a_device_without_bfloat16_trains_in_float32(
     cuda: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arguments, "_has_bf16", lambda: False)
+    monkeypatch.setattr(arguments, "cuda_has_bf16", lambda: False)
     assert not made(tmp_path).bf16
 
 
@@ -180,6 +181,6 @@ def test_a_wide_model_is_told_of_bfloat16_where_the_cpu_has_it(
         monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     else:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    output = arguments.bf16_advice(described(tmp_path, **changes), width, device)
+    output = precision.bf16_advice(described(tmp_path, **changes), width, device)
     assert (output is not None) == wanted
     assert output is None or "`bf16 true` is faster here" in output

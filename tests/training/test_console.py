@@ -12,7 +12,9 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.cli.commands import parse
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import RunConfig
-from stepjepa.running.screen import adapter_rate, draw_metrics, finished_json, first_screen, last_lines, next_command
+from stepjepa.running.finished import finished_json, last_lines, next_command
+from stepjepa.running.first_screen import adapter_rate, first_screen
+from stepjepa.running.metrics_plot import draw_metrics
 from stepjepa.store.record import Results, RunRecord
 from stepjepa.training.callbacks import LogCallback, console_line
 from stepjepa.training.trainer import JepaTrainer

@@ -76,10 +76,11 @@ def test_no_question_is_on_both_sides_of_a_split(tmp_path: Path, capsys: pytest.
     capsys.readouterr()
     # No question has so few records: they are split one by one, which is said.
     assert len(read_data(replace(split, eval_split=0.1))[1]) == 2
-    said = (
-        "note: 2 of 2 held-out records have a question that is also trained on, since 3 records or more have the same"
+    message = (
+        "note: 2 of 2 held-out records have a question that is also trained on, "
+        "since every question is that of 3 records or more"
     )
-    assert capsys.readouterr().err.startswith(said)
+    assert capsys.readouterr().err.startswith(message)
 
 
 @pytest.mark.parametrize("count", [1, 7, 501])

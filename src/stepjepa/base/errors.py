@@ -72,6 +72,17 @@ def unexpected(error: Exception) -> str:
     return message or f"{type(error).__name__}: {error}"
 
 
+@contextmanager
+def unexpected_as_user_errors() -> Iterator[None]:
+    """Raise an error of the block as a ``UserError``, for one line on the screen; those of the system stay."""
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        raise UserError(unexpected(error)) from None
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out, on the CPU or on an accelerator."""
     # By name, so that torch is not imported here: its OutOfMemoryError serves every accelerator.

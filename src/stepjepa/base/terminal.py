@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import shutil
 import sys
@@ -56,6 +57,11 @@ def spelled(text: str) -> str:
 def note(text: str) -> None:
     """Print a note on standard error."""
     print(f"note: {spelled(text)}", file=sys.stderr)
+
+
+def log_to_stderr(level: int) -> None:
+    """Write records of Python's logging to standard error from ``level`` on, unless logging is set up already."""
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:

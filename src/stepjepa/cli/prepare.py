@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from stepjepa.cli.commands import Command
 from stepjepa.cli.parser import Parser, check_exclusive, from_args
@@ -37,7 +37,7 @@ class ChatFlags:
 
 @dataclass
 class SplitFlags:
-    """A custom splitter of responses; text in ``<think>`` is removed before."""
+    """A custom splitter of responses, called after text in ``<think>`` is removed."""
 
     custom: str | None = option(None, "custom splitter: response in, list of steps out", metavar="MODULE:FUNCTION")
 
@@ -52,7 +52,7 @@ class Gsm8kFlags:
 
 
 def _converter(args: argparse.Namespace) -> tuple[Convert, str]:
-    """Return the function that makes a record of a row, and the fields that it expects."""
+    """Return the function that converts a row to a record, and the fields that it expects."""
     kind = args.preparation
     if kind == "chat":
         check_exclusive(args, ("system", "system_prompt"))
@@ -89,30 +89,38 @@ def _run_nl_rx(args: argparse.Namespace) -> int:
 SOURCE = (SourceSettings, "source")
 STEPMATH = ((StepmathSettings, "options"), (stepmath.Difficulty, "difficulty"))
 
-KINDS: dict[str, tuple[str, tuple[tuple[type, str], ...], Callable[[argparse.Namespace], int]]] = {
-    "chat": ("any table of questions and answers, or of whole chats", (SOURCE, (ChatFlags, "columns")), _run_rows),
-    "steps": ("responses of a reasoning model", (SOURCE, (StepOptions, "steps"), (SplitFlags, "steps")), _run_rows),
+
+class Kind(NamedTuple):
+    """A kind of preparation, which is a sub-command."""
+
+    summary: str  # what it reads or makes, with the short help in front of the first semicolon
+    flags: tuple[tuple[type, str], ...]  # dataclasses of options, with their headings
+    run: Callable[[argparse.Namespace], int]
+
+
+KINDS = {
+    "chat": Kind("any table of questions and answers, or of whole chats", (SOURCE, (ChatFlags, "columns")), _run_rows),
+    "steps": Kind("responses of a reasoning model", (SOURCE, (StepOptions, "steps"), (SplitFlags, "steps")), _run_rows),
     **{
-        name: (
+        name: Kind(
             f"{conversion.summary}; rows with {conversion.rows}",
             (SOURCE, (Gsm8kFlags, "solution")) if name == "gsm8k" else (SOURCE,),
             _run_rows,
         )
         for name, conversion in CONVERSIONS.items()
     },
-    "stepmath": ("generated word problems, each step in need of the one before", STEPMATH, _run_stepmath),
-    "nl-rx": ("generated sentences and regular expressions, as in NL-RX", ((NlRxSettings, "options"),), _run_nl_rx),
+    "stepmath": Kind("generated word problems, each step in need of the one before", STEPMATH, _run_stepmath),
+    "nl-rx": Kind("generated sentences and regular expressions, as in NL-RX", ((NlRxSettings, "options"),), _run_nl_rx),
 }
-"""Kind of preparation -> what it reads or makes, its flags, and the function that runs it."""
 
 
 def add_kinds(parser: Parser) -> None:
     """Add a sub-command for each of :data:`KINDS`."""
     kinds = parser.add_subparsers(dest="preparation", required=True, metavar="KIND", title="kinds")
-    for name, (summary, flags, _) in KINDS.items():
-        inner = kinds.add_parser(name, help=summary.partition(";")[0], description=summary)
-        for settings, group in flags:
+    for name, kind in KINDS.items():
+        inner = kinds.add_parser(name, help=kind.summary.partition(";")[0], description=kind.summary)
+        for settings, group in kind.flags:
             inner.add(settings, group)
 
 
-PREPARE = Command(lambda args: KINDS[args.preparation][2](args), add=add_kinds)
+PREPARE = Command(lambda args: KINDS[args.preparation].run(args), add=add_kinds)

@@ -1,6 +1,7 @@
 """``stepjepa rerun``: repeat the training run of a folder and check whether the weights are the same."""
 
 import argparse
+import logging
 import shlex
 import sys
 from contextlib import chdir
@@ -10,7 +11,8 @@ from pathlib import Path
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
-from stepjepa.cli.commands import Command, load
+from stepjepa.base.terminal import log_to_stderr
+from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.parser import as_arguments
 from stepjepa.config.option import option
@@ -39,10 +41,13 @@ class RerunFlags:
 
 def run(args: argparse.Namespace) -> int:
     """Check what has changed, train again and compare the weights."""
+    from stepjepa.running.finished import print_finished
+    from stepjepa.running.run import run as train
+
     folder = Path(args.folder).absolute()
     old, new = read_run(folder), Path(args.output_dir or f"{folder}-rerun").absolute()
     open_run_folder(str(new), args.resume_from_checkpoint)
-    settings = _recorded_settings(folder, old, trusted=args.trust_folder)
+    settings = _settings_of(folder, old, trusted=args.trust_folder)
     moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
     moved = {name: str(Path(path).absolute()) if Path(path).exists() else path for name, path in moved.items() if path}
     settings |= {**moved, "output_dir": str(new), "resume_from_checkpoint": args.resume_from_checkpoint}
@@ -64,12 +69,15 @@ def run(args: argparse.Namespace) -> int:
         if is_main_process():
             lines = [f"stepjepa train {shlex.join(command)}", *(f"note: {line}" for line in (*changes, *differences))]
             print(*map(visible, lines), sep="\n", flush=True)
-        load("train").run(argparse.Namespace(run=config, typed=command, dry_run=False, json=False, debug=0))
+        log_to_stderr(logging.WARNING)
+        record = train(config, command=["train", *command]).record
+        if is_main_process():
+            print_finished(config, record)
     return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
 
 
-def _recorded_settings(folder: Path, old: JsonObject, *, trusted: bool) -> JsonObject:
-    """Return the settings of a run by the names of their flags; of 0.2.0, those that its arguments named."""
+def _settings_of(folder: Path, old: JsonObject, *, trusted: bool) -> JsonObject:
+    """Return the recorded settings of a run by the names of their flags; for a run of 0.2.0, from its arguments."""
     if is_record(folder / CONFIG_FILE):
         return recorded_settings(folder / CONFIG_FILE, trusted=trusted)
     arguments = old.get("arguments")

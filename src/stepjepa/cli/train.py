@@ -8,7 +8,7 @@ from typing import Literal
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
-from stepjepa.base.terminal import note
+from stepjepa.base.terminal import log_to_stderr, note
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import add_run, arguments_of_file, more_help, run_config, trainer_values
 from stepjepa.cli.parser import Parser
@@ -20,7 +20,7 @@ from stepjepa.config.run import RunConfig
 
 @dataclass
 class LaunchFlags:
-    """Settings of one start of a run, which are not part of its description: output, file of flags."""
+    """Settings of one launch, which are not part of the run's description: output, file of flags."""
 
     dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")
     json: bool = option(False, "one JSON document on standard output at the end; lines go to standard error")
@@ -68,16 +68,16 @@ def parse(parser: Parser, typed: Sequence[str]) -> argparse.Namespace:
 
 
 def train(args: argparse.Namespace) -> JsonObject | int:
-    """Train, and print the outcome of the run, its folder and the next command."""
-    from stepjepa.running.data import read_data
-    from stepjepa.running.estimate import dry_run
+    """Train, and print the outcome of the run, its folder and the next command; with ``dry_run`` print an estimate."""
+    from stepjepa.running.finished import finished_json, print_finished
     from stepjepa.running.run import run
-    from stepjepa.running.screen import finished_json, print_finished
 
     config: RunConfig = args.run
-    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(args.debug, 0), 2)]
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr((logging.WARNING, logging.INFO, logging.DEBUG)[min(max(args.debug, 0), 2)])
     if args.dry_run:
+        from stepjepa.running.data import read_data
+        from stepjepa.running.estimate import dry_run
+
         records, held_out, _ = read_data(config)
         return dry_run(config, records, held_out) or 0
     record = run(config, command=["train", *args.typed]).record
@@ -123,7 +123,7 @@ def add_estimate_flags(parser: Parser) -> None:
 
 
 def estimate(args: argparse.Namespace) -> JsonObject:
-    """Print what ``train --dry_run`` does, and time and memory on other devices."""
+    """Print the estimate of ``train --dry_run``, and the time and memory on another device."""
     from stepjepa.running.data import read_data
     from stepjepa.running.estimate import dry_run
     from stepjepa.running.estimate_text import GIB, on_device
@@ -136,7 +136,7 @@ def estimate(args: argparse.Namespace) -> JsonObject:
         args.run, records, held_out, processes=args.gpus, on_gpu=peak is not None, all_records=args.records
     )
     if estimated is None:
-        # Another process of several prints it.
+        # The first process prints it.
         return {}
     on_device(estimated, peak, args.mfu, memory)
     return estimated

@@ -28,10 +28,7 @@ from stepjepa.store.record import Source
 
 
 def check_inputs(run: RunConfig) -> None:
-    """Raise ``UserError`` for a model, a chat template or a file that is not there, before records are read.
-
-    Reading them may take minutes.
-    """
+    """Raise ``UserError`` for a missing model, chat template or data file; reading the records may take minutes."""
     if run.model_name is not None:
         check_base(run.model_name)
     if run.chat_template is not None:
@@ -46,7 +43,7 @@ def read_data(
 ) -> tuple[Sequence[Record], Sequence[Record], dict[str, Source]]:
     """Return training records, held-out records and descriptions of their files.
 
-    Records are written to temporary files as they are read, so that none of them are in memory.
+    Records are written to temporary files as they are read, and are not held in memory.
 
     Args:
         run: the configuration, which names the files.
@@ -55,7 +52,7 @@ def read_data(
     """
     check_inputs(run)
     if run.data_file is not None:
-        records, origin = _read(run, run.data_file)
+        records, origin = _read_file(run, run.data_file)
         is_held_out, split_by = _split(run, records)
         train_records = Spooled(compress(records, ~is_held_out))
         eval_records = Spooled(compress(records, is_held_out))
@@ -65,12 +62,14 @@ def read_data(
         if train is not None:
             train_records, origin = _in_memory(train)
         else:
-            train_records, origin = read_mixture(run) if run.dataset is not None else _read(run, str(run.train_file))
+            train_records, origin = (
+                read_mixture(run) if run.dataset is not None else _read_file(run, str(run.train_file))
+            )
         eval_records, files = Spooled[Record]([]), {"train": origin}
         if held_out is not None:
             eval_records, files["eval"] = _in_memory(held_out)
         elif run.eval_file is not None:
-            eval_records, files["eval"] = _read(run, run.eval_file)
+            eval_records, files["eval"] = _read_file(run, run.eval_file)
     _tell_overlap(train_records, eval_records)
     return train_records, eval_records, files
 
@@ -79,8 +78,8 @@ def _split(run: RunConfig, records: Sequence[Record]) -> tuple[NDArray[np.bool_]
     """Draw the held-out records of ``data_file``.
 
     Returns:
-        bool ``[N]``: whether a record is held out; and ``question`` where these are other records than a split by
-        record would hold out, else None.
+        bool ``[N]``: whether a record is held out; and ``question`` if a split by record would hold out other records,
+        else None.
     """
     count = round(len(records) * run.eval_split)
     if not 0 < count < len(records):
@@ -98,14 +97,14 @@ def _split(run: RunConfig, records: Sequence[Record]) -> tuple[NDArray[np.bool_]
     if is_main_process():
         note(
             f"{both:,} of {count:,} held-out records have a question that is also trained on, since "
-            f"{min(Counter(keys).values()):,} records or more have the same; raise `eval_split`, or name "
+            f"every question is that of {min(Counter(keys).values()):,} records or more; raise `eval_split`, or name "
             "other questions as `eval_file`, with `train_file`"
         )
     return by_record, None
 
 
 def _in_memory(data: Data) -> tuple[Spooled[Record], Source]:
-    """Return records that were passed in Python, or those of a file that was named in their place."""
+    """Return records that were passed in Python, as objects or as the name of a file, and describe them."""
     records = Spooled(each_of_any(data, bad=BadRecords()) if isinstance(data, str | os.PathLike) else as_records(data))
     if not records:
         raise UserError("the data set holds no records; add at least one")
@@ -126,10 +125,14 @@ def read_mixture(run: RunConfig) -> tuple[Spooled[Record], Source]:
     return records, Source(file=names, records=len(records), sha256=records_fingerprint(records), other=more)
 
 
-def _read(
-    run: RunConfig, source: str, read: Callable[..., Iterator[Record]] = each_record
-) -> tuple[Spooled[Record], Source]:
-    """Read the records of one source into a temporary file, and describe the source."""
+def _read_file(run: RunConfig, file: str) -> tuple[Spooled[Record], Source]:
+    """Read the records of a file, as :func:`_read`; the description has the SHA-256 of the file."""
+    records, origin = _read(run, file, each_record)
+    return records, replace(origin, sha256=fingerprint(file))
+
+
+def _read(run: RunConfig, source: str, read: Callable[..., Iterator[Record]]) -> tuple[Spooled[Record], Source]:
+    """Read the records of one source by ``read`` into a temporary file, and describe the source."""
     bad = BadRecords(run.bad_records, settings=("bad_records", "columns"))
     records = Spooled(read(source, bad=bad, columns=run.columns))
     if is_main_process():
@@ -138,7 +141,6 @@ def _read(
     return records, Source(
         file=Path(source).name if Path(source).exists() else source,
         records=len(records),
-        sha256=fingerprint(source) if read is each_record else None,
         other={"bad_records": bad.to_dict()} if bad.count else {},
     )
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, TrainingArguments
 
-from stepjepa.base.errors import UserError, unexpected
+from stepjepa.base.errors import unexpected_as_user_errors
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import print_rows
@@ -40,7 +40,8 @@ from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
 from stepjepa.running.estimate_text import describe
 from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, resident_bytes
-from stepjepa.running.transformers import bf16_advice, bf16_by_default, training_arguments, with_launched_precision
+from stepjepa.running.precision import bf16_advice, bf16_by_default, with_launched_precision
+from stepjepa.running.transformers import training_arguments
 from stepjepa.training.checks import check_batch_size, check_positions, check_sharding
 from stepjepa.training.flops import FlopModel, Shape, recomputation
 from stepjepa.training.plan import Plan, equal_compute
@@ -48,8 +49,10 @@ from stepjepa.training.plan import Plan, equal_compute
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Variables by which torchrun describes the other processes; a dry run needs only their number.
-_LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+_LAUNCH_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+)
+"""Variables by which torchrun describes the other processes; an estimate needs only their number."""
 
 
 def dry_run(
@@ -78,7 +81,7 @@ def dry_run(
         return None
     run = with_launched_precision(run)
     processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
-    with _alone():
+    with _single_process():
         # DeepSpeed's configuration is read without its package. use_cpu, because TrainingArguments refuses 16 bits on a
         # machine without a GPU, where the run is only estimated.
         deepspeed = run.trainer.get("deepspeed")
@@ -89,24 +92,20 @@ def dry_run(
         if device == "cuda" and bf16_by_default(run):
             training.bf16 = True
         sharding = Sharding.of(training, deepspeed, processes)
-        try:
+        with unexpected_as_user_errors():
             set_up = _set_up(
                 run, training, records, eval_records, device=device, processes=processes, sharding=sharding
             )
             estimated = _estimate(set_up, all_records, device)
-        except (UserError, OSError):
-            raise
-        except Exception as error:  # any error becomes one line
-            raise UserError(unexpected(error)) from None
     print("dry run: no weights are read or made, and nothing is written")
     print_rows(describe(estimated))
     return estimated
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _single_process() -> Iterator[None]:
     """Unset torchrun's variables, so that libraries behave as in a single process."""
-    hidden = {name: os.environ.pop(name) for name in _LAUNCHED if name in os.environ}
+    hidden = {name: os.environ.pop(name) for name in _LAUNCH_VARIABLES if name in os.environ}
     try:
         yield
     finally:
@@ -115,7 +114,7 @@ def _alone() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _SetUp:
-    """A run as it would begin: everything that ``JepaTrainer`` sets up, with its model on the meta device."""
+    """What ``JepaTrainer`` sets up before the first step, with the model on the meta device."""
 
     run: RunConfig
     training: TrainingArguments
@@ -296,14 +295,23 @@ def _optimizer(training: TrainingArguments) -> str:
 def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """Build the model of ``load_model`` and ``add_lora`` on the meta device; return it with its real tokenizer."""
     name, config, lora = str(run.model_name), run.jepa, run.lora
-    trust: dict[str, bool] = {"trust_remote_code": run.trust_remote_code}
-    shared: JsonObject = {"chat_template": run.chat_template, "plain": config.plain, **trust}
     texts = (message["content"] for record in records for message in record.messages)
-    tokenizer, model_config = config_and_tokenizer(name, texts, fit=run.pretrain or name.startswith(PREFIX), **shared)
+    tokenizer, model_config = config_and_tokenizer(
+        name,
+        texts,
+        fit=run.pretrain or name.startswith(PREFIX),
+        chat_template=run.chat_template,
+        plain=config.plain,
+        trust_remote_code=run.trust_remote_code,
+    )
     add_predictor_tokens(tokenizer, config.used_predictors)
     with as_user_error(f"can't build a model from '{name}'"), torch.device("meta"):
-        options = {"dtype": new_dtype(model_config, run.dtype), "attn_implementation": run.attn_implementation}
-        model: Any = AutoModelForCausalLM.from_config(model_config, **options, **trust)
+        model: Any = AutoModelForCausalLM.from_config(
+            model_config,
+            dtype=new_dtype(model_config, run.dtype),
+            attn_implementation=run.attn_implementation,
+            trust_remote_code=run.trust_remote_code,
+        )
         resize_embedding(model, rows_of(tokenizer))
         if lora is not None:
             model = add_lora(model, lora, adapter_rows(model, tokenizer, plain=config.plain))

@@ -13,11 +13,12 @@ def on_device(estimated: JsonObject, peak: float | None, mfu: float, memory: flo
 
     Args:
         estimated: changed in place.
-        peak: FLOP/s of a device; None if it is not known.
+        peak: FLOP/s of a device; None if unknown.
         mfu: share of the peak that training reaches.
-        memory: bytes of a device; None if it is not known.
+        memory: bytes of a device; None if unknown.
     """
-    flops, estimated["time"], estimated["device"] = estimated["flops"]["step"], None, None
+    flops = estimated["flops"]["step"]
+    estimated |= {"time": None, "device": None}
     if peak is None or flops is None:
         print(spelled("time: not estimated; name a `device`, or its `peak_tflops`"))
     else:
@@ -33,7 +34,6 @@ def on_device(estimated: JsonObject, peak: float | None, mfu: float, memory: flo
 
 def describe(estimated: JsonObject) -> list[tuple[str, str]]:
     """Return the rows of an estimate for ``print_rows``."""
-
     data, step, memory = estimated["data"], estimated["step"], estimated["memory"]
     checkpoint, largest = estimated["checkpoint"], memory["largest_batch"]
     counts = {name: count for name, count in data.items() if count or name == "records"}

@@ -20,7 +20,7 @@ TRANSFORMERS_5 = (
     "needs transformers 5, here and in programs that serve it: version 4 can't read the tokenizer, and would take "
     "default rotary frequencies for the model's own"
 )
-"""Tokenizer class and ``rope_parameters`` are newer than version 4, which ignores the latter without an error."""
+"""Version 4 knows neither the tokenizer class nor ``rope_parameters``, which it ignores without an error."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ def _list_files(folder: Path, name: str, *, of_model_path: bool) -> None:
 
 @contextmanager
 def _new_folder(settings: ExportSettings) -> Iterator[tuple[Path, Path]]:
-    """Yield the folder of the export, and a hidden folder to write to, which is renamed to it if the block succeeds."""
+    """Yield the folder of the export, and a hidden folder to write to, which gets its name if the block succeeds."""
     if fault := checksum_fault(Path(settings.model_path)):
         raise UserError(f"{fault}; export an earlier checkpoint, or train again", path=settings.model_path)
     folder, _ = open_run_folder(str(settings.output_dir), None, resumable=False)

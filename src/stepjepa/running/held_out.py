@@ -1,4 +1,4 @@
-"""The scores of a model's answers, and of its embeddings, on held-out records at every evaluation of its training."""
+"""Scores of answers and of retrieval on held-out records, at every evaluation during training."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def held_out_scores(
 
     Args:
         config: of the run.
-        eval_records: those that are asked.
-        train_records: the questions are asked behind their system prompt, if all have the same.
+        eval_records: held-out records.
+        train_records: their system prompt, if all have the same one, is put in front of the questions.
         model: the trained model.
         tokenizer: that of the model.
 
     Returns:
-        The two objects, None for one that is not asked for; and their rows of the first screen.
+        The two objects, None for one that the configuration does not ask for; and their rows of the first screen.
 
     Raises:
         UserError: the task can't score the records, or a prompt with its answer is too long.
@@ -55,7 +55,7 @@ def held_out_scores(
             retrieval = RetrievalScores(records, task)
             rows["retrieval"] = f"of the answers of {len(records):,} records at every evaluation, task {task.name}"
     except UserError as error:
-        # Worded for 'stepjepa evaluate', whose settings have other names here.
+        # The message names settings of 'stepjepa evaluate', which have other names in a run.
         raise UserError(re.sub(r"(`|\A(?=\w+: ))(task|max_new_tokens)\b", r"\1eval_\2", str(error))) from None
     return scores, retrieval, rows
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def load_model_and_tokenizer(
     config: RunConfig, passed: PassedObjects, texts: Iterable[str], training: TrainingArguments
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return model and tokenizer, with the tokens of the objective: those that were passed, else loaded ones.
+    """Return model and tokenizer with the tokens of the objective: the objects that were passed, or loaded ones.
 
     Args:
         config: of the run.
         passed: objects that were passed in Python.
-        texts: on which a preset's tokenizer is trained.
+        texts: the texts on which a preset's tokenizer is trained.
         training: the Trainer's arguments, which decide device and autocast.
     """
     jepa, quantization = config.jepa, config.quantized

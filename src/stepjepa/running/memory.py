@@ -10,7 +10,7 @@ and optimizer states are sharded (1 if they are not):
   float32;
 - activations: ``T w sum(i + o)``, for T tokens, over the matrices of all blocks, which read i and write o values a
   token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. A lower bound: within
-  a third for Llama and similar models (two fifths under autocast), far below for GPT-2;
+  a third for Llama and similar models (two fifths under autocast), far too low for GPT-2;
 - 16-bit copies of weights: two bytes for each float32 weight of these matrices, which autocast converts and autograd
   keeps, unless the weights are sharded or quantized; with checkpointing those of one block.
 
@@ -20,7 +20,7 @@ kernels, and the memory of the allocator and of the device's libraries.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from accelerate.utils.deepspeed import HfDeepSpeedConfig
@@ -52,8 +52,8 @@ class Sharding(NamedTuple):
     weights: int
     gradients: int
     states: int
-    # Float32 master weights in mixed precision: "instead" of 16-bit weights (FSDP) or "beside" them (DeepSpeed).
-    master: str = ""
+    # Float32 master weights in mixed precision: instead of 16-bit weights (FSDP) or beside them (DeepSpeed).
+    master: Literal["instead", "beside"] | None = None
 
     @classmethod
     def of(cls, args: TrainingArguments, deepspeed: str | JsonObject | None, processes: int) -> Sharding | None:
@@ -74,8 +74,8 @@ class Sharding(NamedTuple):
             except (ValueError, AttributeError, OSError) as error:
                 raise UserError(f"deepspeed: can't be read as a JSON object ({error})") from None
             weights, gradients, states = (processes if stage >= least else 1 for least in (3, 2, 1))
-            return cls(weights, gradients, states, "beside" if mixed else "")
-        return cls(processes, processes, processes, "instead" if mixed else "") if args.fsdp else None
+            return cls(weights, gradients, states, "beside" if mixed else None)
+        return cls(processes, processes, processes, "instead" if mixed else None) if args.fsdp else None
 
 
 def resident_bytes(
@@ -129,7 +129,7 @@ def resident_bytes(
 
 
 def averaged(model: nn.Module) -> list[nn.Parameter]:
-    """Return the weights of which ``target_grad ema`` keeps an average: the trained ones, but for heads of terms."""
+    """Return the weights that ``target_grad ema`` averages: the trained ones, except heads of terms."""
     named = model.named_parameters()
     return [parameter for name, parameter in named if parameter.requires_grad and not name.startswith(f"{HEADS}.")]
 

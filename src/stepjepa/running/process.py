@@ -1,4 +1,4 @@
-"""The processes of a run: their state afterwards, whether they were started alike, what the first one prints."""
+"""The processes of a run: restore their state, compare what they were started with, print from the first one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def restored_process() -> Iterator[None]:
             _destroy_process_group()
         raise
     except BaseException:
-        # Others may wait for this process in vain.
+        # No barrier here: the other processes may never reach it.
         _wait_for_gloo()
         raise
     else:
@@ -45,7 +45,7 @@ def restored_process() -> Iterator[None]:
 
 
 def _destroy_process_group() -> None:
-    """End the group of processes: left to the interpreter's end, its threads now and then abort the process."""
+    """End the process group; otherwise its threads sometimes abort the process at the interpreter's exit."""
     if torch.distributed.is_initialized():
         with suppress(RuntimeError):  # another process is gone
             torch.distributed.barrier()
@@ -69,8 +69,8 @@ def _wait_for_gloo() -> None:
 def check_agreement(parts: Mapping[str, object]) -> None:
     """Raise the same UserError in every process if processes were started with different inputs.
 
-    ``parts`` maps the name of an input to its value; the message names the parts that differ. Without it
-    processes would wait for each other in vain, or train on gradients that do not belong together.
+    ``parts`` maps the name of an input to its value; the message names one that differs. Without this check the
+    processes would wait for each other in vain, or average gradients of different runs.
     """
     if torch.distributed.is_initialized():
         of_all: list[dict[str, str]] = [{}] * torch.distributed.get_world_size()

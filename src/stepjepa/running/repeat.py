@@ -1,4 +1,4 @@
-"""Repeat a run from its record: its settings, a check of the code that they run, changes since. Free of torch."""
+"""Repeat a run from its folder: recorded settings, trust in the code that they name, changes since. Free of torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepjepa.config.run import RunConfig
 
 SILENT = {"report_to": "none", "push_to_hub": False}
-"""Settings of a repeated run that differ from the record: it reports and uploads nothing unless asked to."""
+"""Settings of a repeated run that replace recorded ones: it reports and uploads nothing unless asked to."""
 
 
 def is_record(file: str | Path) -> bool:
@@ -32,7 +32,7 @@ def recorded_settings(file: str | Path, *, trusted: bool) -> JsonObject:
     Relative paths are resolved against the directory of the run, if it still exists; ``output_dir`` is left out.
 
     Raises:
-        UserError: they name code to run, and the folder, which may come from a stranger, is not ``trusted``.
+        UserError: they name code to run, and the folder is not ``trusted``; it may come from a stranger.
     """
     settings = {name: value for name, value in read_flat(file).items() if name != "output_dir"} | SILENT
     check_trusted(settings, trusted=trusted)
@@ -41,18 +41,18 @@ def recorded_settings(file: str | Path, *, trusted: bool) -> JsonObject:
         settings.setdefault("split_by", "record")
     start = Path(str(read_run(Path(file).parent).get("directory", "")))
 
-    def moved(value: object) -> object:
-        # Hub ids and presets are no paths and stay.
+    def resolved(value: object) -> object:
+        # Hub ids and presets are no paths and stay as they are.
         return str(start / str(value)) if (start / str(value)).exists() else value
 
     for name in {*PLACES, "model_name", "dataset"} & settings.keys():
         value = settings[name]
-        settings[name] = [moved(item) for item in value] if isinstance(value, list) else moved(value)
+        settings[name] = [resolved(item) for item in value] if isinstance(value, list) else resolved(value)
     return settings
 
 
 def check_trusted(settings: JsonObject, *, trusted: bool) -> None:
-    """Raise ``UserError`` for settings that run code, unless it is trusted: a run folder may come from a stranger."""
+    """Raise ``UserError`` for settings that run code of a folder that is not trusted: it may come from a stranger."""
     names = {name: str(value) for name, value in settings.items() if value is not None}
     runs = {
         "trust_remote_code": names.get("trust_remote_code", "false").lower() != "false",

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ import transformers
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
-from stepjepa.base.errors import UserError, unexpected
+from stepjepa.base.errors import UserError, unexpected, unexpected_as_user_errors
 from stepjepa.base.files import DISK_ERRORS, locked
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
@@ -33,15 +33,17 @@ from stepjepa.evaluation.answering import AnswerScores
 from stepjepa.models.loading import add_lora
 from stepjepa.models.token_rows import adapter_rows
 from stepjepa.running.data import read_data
+from stepjepa.running.first_screen import first_screen
 from stepjepa.running.held_out import held_out_scores
 from stepjepa.running.loading import load_model_and_tokenizer
+from stepjepa.running.metrics_plot import draw_metrics
 from stepjepa.running.passed import PassedObjects
+from stepjepa.running.precision import with_launched_precision
 from stepjepa.running.process import check_agreement, restored_process, say
-from stepjepa.running.screen import draw_metrics, first_screen
-from stepjepa.running.transformers import training_arguments, with_launched_precision
+from stepjepa.running.transformers import training_arguments
 from stepjepa.store import folder as run_folder
 from stepjepa.store.hub import check_uploadable, upload
-from stepjepa.store.record import Lora, RunRecord, read_record
+from stepjepa.store.record import Lora, RunRecord, Source, read_record
 from stepjepa.store.resume import FinishedError
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.description import describe_objects, describe_run
@@ -116,11 +118,11 @@ class Run:
     def answer(self, question: Chat, *, max_new_tokens: int = 256) -> str:
         """Answer a question, or the messages of a chat, greedily; the model is loaded at the first call.
 
-        The prompt is that which the model is evaluated with: template and system prompt of training.
+        The prompt is that of an evaluation: chat template and system prompt of training.
 
         Args:
             question: a text, or messages up to the turn to be generated.
-            max_new_tokens: most tokens of the answer.
+            max_new_tokens: maximum number of tokens in the answer.
         """
         return self._jepa.answer(question, max_new_tokens=max_new_tokens)
 
@@ -160,7 +162,7 @@ def run(
 ) -> Run:
     """Train as ``stepjepa train`` does: read, build, train, evaluate, save, and describe all of it in the run folder.
 
-    Logging, progress bars, signal handlers and the process group are afterwards as they were before.
+    Logging, progress bars, signal handlers and the process group are restored at the end.
 
     Args:
         config: the run, in plain values.
@@ -169,7 +171,7 @@ def run(
         train_dataset: records, dicts with ``messages``, a data frame or a ``Dataset``, in place of files of the
             configuration.
         eval_dataset: held-out records, likewise.
-        objective: terms instead of those that ``config.jepa`` describes; mode, layout and readouts are still its.
+        objective: terms instead of those in ``config.jepa``, which still sets mode, layout and readouts.
         callbacks: further callbacks of the Trainer.
         command: the command line that started the run, for its record.
 
@@ -178,7 +180,7 @@ def run(
 
     Raises:
         ValueError: an object is passed beside a setting that it replaces.
-        UserError: any other failure. Before the first step no file is left behind; later it says what is saved.
+        UserError: any other failure. Before the first step no file is left behind; later it names what is saved.
         Stopped: a signal asked the run to stop; a checkpoint is saved.
 
     Example:
@@ -196,18 +198,14 @@ def run(
         lock = locked(Path(str(config.output_dir))) if is_main_process() else nullcontext()
         trainer = None
         try:
-            with lock:
+            with lock, unexpected_as_user_errors():
                 trainer = _run(config, passed, None if command is None else list(command))
         except FinishedError as finished:
-            # A restarted job or cell names `auto`: a finished run is no error then.
+            # A restarted job or notebook cell passes `auto`, for which a finished run is no error.
             if str(config.resume_from_checkpoint).lower() != "auto":
                 raise
             if is_main_process():
                 print(finished, file=sys.stderr)
-        except (UserError, OSError):
-            raise
-        except Exception as error:  # any error becomes one line
-            raise UserError(unexpected(error)) from None
     # After the process group has ended: other processes don't wait for the upload.
     if trainer is not None and trainer.args.push_to_hub and is_main_process():
         _upload(trainer)
@@ -225,39 +223,41 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
     start = time.time()
     folder, checkpoint = run_folder.open_run_folder(str(config.output_dir), config.resume_from_checkpoint, say)
     has_eval = config.eval_file is not None or config.data_file is not None or passed.eval_dataset is not None
-    # Refused settings are named before records are read, which may take minutes.
+    # Wrong settings are refused before records are read, which may take minutes.
     training = training_arguments(config, has_eval)
     train_records, eval_records, files = read_data(config, passed.train_dataset, passed.eval_dataset)
     trainer, further_rows = _build(config, passed, training, train_records, eval_records)
-    # Weights are loaded; further bars, when weights are saved, would break the bar of the training.
+    # From here on: a bar for saved weights would break the progress bar of the training.
     transformers.logging.disable_progress_bar()
     equal = _limit_compute(trainer, config) if config.same_flop else None
     if is_main_process():
         print_rows(first_screen(config, trainer, equal, {**further_rows, "resumed from": checkpoint}))
+    _check_same_start(config, files, checkpoint)
     record = replace(
         describe_run(config, trainer, command=command, data=files),
         lora=None if config.lora is None else from_json(Lora, vars(config.lora), Origin("lora", "pass another value")),
         same_flop=asdict(equal) if equal else None,
     )
-    # Paths may differ between machines; the contents of the files are compared.
-    settings = {name: value for name, value in config.to_flat().items() if name not in PLACES}
-    resumed = checkpoint and Path(checkpoint).name
-    check_agreement({"data": to_json(files), "settings": settings, "checkpoints": resumed})
-    recorder, scores, resumes = trainer.recorder, trainer.answer_scores, config.resume_from_checkpoint is not None
+    recorder, resumes = trainer.recorder, config.resume_from_checkpoint is not None
     recorder.describe(record, replace(config, objects=describe_objects(trainer, passed.names)), start)
     with (
         _explaining_failures(trainer, folder, checkpoint),
         recorder.launch(checkpoint, resumes=resumes, allow_changes=config.allow_changes, refuse_finished=True),
     ):
-        with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
-            metrics = _train(trainer, folder, checkpoint)
-            if trainer.prepared_eval is not None:
-                metrics |= recorder.evaluation() or trainer.evaluate()
+        metrics = _train_and_evaluate(trainer, folder, checkpoint)
         if is_main_process():
             draw_metrics(folder)
         # `push_to_hub` uploads the run folder later, when it is complete.
         recorder.finish(save=True, evaluation=metrics)
     return trainer
+
+
+def _check_same_start(config: RunConfig, files: Mapping[str, Source], checkpoint: str | None) -> None:
+    """Raise ``UserError`` in every process if they were started with other data, settings or checkpoints."""
+    # Paths may differ between machines; the contents of the files are compared.
+    settings = {name: value for name, value in config.to_flat().items() if name not in PLACES}
+    resumed = checkpoint and Path(checkpoint).name
+    check_agreement({"data": to_json(files), "settings": settings, "checkpoints": resumed})
 
 
 def _build(
@@ -296,7 +296,7 @@ def _build(
 
 
 def _limit_compute(trainer: JepaTrainer, config: RunConfig) -> EqualCompute:
-    """Stop when the compute of a regular run is spent, and save whenever that of one of its epochs is."""
+    """Stop a run when it has used the FLOPs of a regular run; save after those of each regular epoch."""
     equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
     trainer.args.max_steps = equal.steps
     if "save_strategy" not in config.trainer:
@@ -306,6 +306,16 @@ def _limit_compute(trainer: JepaTrainer, config: RunConfig) -> EqualCompute:
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
+
+
+def _train_and_evaluate(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> dict[str, float]:
+    """Train, evaluate the held-out records unless the last step did, and return the metrics of both."""
+    scores = trainer.answer_scores
+    with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
+        metrics = _train(trainer, folder, checkpoint)
+        if trainer.prepared_eval is not None:
+            metrics |= trainer.recorder.evaluation() or trainer.evaluate()
+    return metrics
 
 
 def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> dict[str, float]:
@@ -335,7 +345,7 @@ def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> dict[s
 
 @contextmanager
 def _explaining_failures(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> Iterator[None]:
-    """Raise a ``UserError`` for any error of a run, which says how it can be resumed."""
+    """Raise any error of a run as a ``UserError`` that says how to resume it."""
     try:
         yield
     except (UserError, OSError) as error:

@@ -1,18 +1,12 @@
-"""The output of a run: the first screen, the last lines, the plot."""
+"""The first screen of a run: model, objective, data and steps, printed before the first step."""
 
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stepjepa.base.files import atomic_write, read_jsonl
-from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import PALETTE, duration, print_rows
-from stepjepa.base.typed_json import to_json
 from stepjepa.batch.collate import Encoding
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.tokenize import WITHOUT_PAIR
@@ -25,14 +19,12 @@ from stepjepa.models.lm_head import LMHead
 from stepjepa.models.probe import describe_unreached
 from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.router import describe_router
-from stepjepa.running.transformers import bf16_advice, bf16_by_default
-from stepjepa.store.folder import METRICS_FILE, RUN_FILE
-from stepjepa.store.record import Results, RunRecord
+from stepjepa.running.precision import describe_precision
 from stepjepa.training.interface import TrainerInterface
 from stepjepa.training.plan import EqualCompute, Plan
 
 if TYPE_CHECKING:
-    from transformers import TrainingArguments
+    pass
 
 COSINE_COLLAPSES = (
     "cosine maps all texts to one direction in most runs, `jepa_loss_type infonce` does not (docs/how-to/collapse.md)"
@@ -42,13 +34,6 @@ COSINE_COLLAPSES = (
 def collapses(config: JepaConfig) -> bool:
     """Return whether an objective has the cosine without a term against its collapse."""
     return config.uses_views and config.jepa_loss_type == "cosine" and not (config.sigreg or config.variance)
-
-
-def _precision(run: RunConfig, training: TrainingArguments, width: int) -> str | None:
-    """Describe the precision of matrix products if the run names none, or a faster one; None for float32."""
-    if training.bf16 and bf16_by_default(run):
-        return "bfloat16 (autocast), the default on this device; `bf16 false` trains in float32"
-    return bf16_advice(run, width, training.device.type)
 
 
 def adapter_rate(run: RunConfig) -> str | None:
@@ -93,7 +78,7 @@ def first_screen(
     steps = training.max_steps if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
     rows = {
         "model": f"{run.model_name} ({where}), {trainable:,} of {total:,} parameters trained",
-        "precision": _precision(run, training, hidden_size(trainer.model)),
+        "precision": describe_precision(run, training, hidden_size(trainer.model)),
         "objective": _words(objective),
         "loss": COSINE_COLLAPSES if collapses(config) else None,
         "adapter": adapter_rate(run),
@@ -159,93 +144,3 @@ def describe_counts(counts: Mapping[str, int]) -> str:
 
 def _words(part: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in part.items())
-
-
-def next_command(run: RunConfig) -> list[str]:
-    """Return the command that evaluates a run on its held-out file; on ``TEST.jsonl`` where no file was held out.
-
-    Answers to held-out records are not named as those to a test file, since settings are chosen on the former.
-    """
-    folder, file = str(run.output_dir), run.eval_file or "TEST.jsonl"
-    command = ["stepjepa", "evaluate", "--model_path", folder, "--test_file", file]
-    command += ["--output_file", str(Path(folder) / ("held-out.jsonl" if run.eval_file else "test.jsonl"))]
-    # Settings that ``evaluate`` shares, where they differ from the default.
-    same = {"eval_max_new_tokens": 256, "eval_task": "auto", "spider_path": None, "missing_databases": "error"}
-    for name, default in same.items():
-        if getattr(run, name) != default:
-            command += [f"--{name.removeprefix('eval_')}", str(getattr(run, name))]
-    command += ["--columns", *run.columns] if run.columns else []
-    switches = ("trust_remote_code", "load_in_4bit", "load_in_8bit")
-    return command + [f"--{name}" for name in switches if getattr(run, name)]
-
-
-def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
-    """Return the rows to print after the last step: the ``results``, and what the run ``folder`` holds."""
-    losses = [
-        ("LM loss", results.last_log.get("lm_loss")),
-        ("held-out LM loss", results.evaluation.get("eval_lm_loss")),
-    ]
-    shown_losses = [f"{name} {value:.4f}" for name, value in losses if value is not None]
-    if results.best_step is not None:
-        shown_losses.append(f"the model is the best checkpoint, of step {results.best_step:,}")
-    steps = f"{results.steps:,} step{'s' * (results.steps != 1)}"
-    cost = f"{steps}, {results.tokens or 0:,.0f} tokens in {duration(results.train_seconds or 0.0)}"
-    # A run that logged nothing has no picture.
-    files = ["the model", RUN_FILE, METRICS_FILE, *([PLOT_FILE] if (folder / PLOT_FILE).is_file() else [])]
-    return [("done", "; ".join([cost, *shown_losses])), ("run folder", f"{folder} ({', '.join(files)})")]
-
-
-def print_finished(run: RunConfig, record: RunRecord) -> None:
-    """Print the outcome of a run, its folder and the next command; nothing for a run without results."""
-    if record.results is None:
-        return
-    print_rows(last_lines(Path(str(run.output_dir)), record.results))
-    # On a line of its own, so that it can be copied from a terminal of any width.
-    chosen_on = "next, on the held-out records (settings are chosen on these, and reported on other test records)"
-    label = chosen_on if run.eval_file else "next, with your test records in TEST.jsonl"
-    print(f"{label}: {shlex.join(next_command(run))}", flush=True)
-
-
-def finished_json(run: RunConfig, record: RunRecord) -> JsonObject:
-    """Return the JSON output of a run: folder, parts of ``run.json``, and ``next``, the command that evaluates it."""
-    same = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
-    parts = {name: to_json(getattr(record, name)) for name in same}
-    return {"run_folder": str(run.output_dir), **parts, "next": next_command(run)}
-
-
-PLOT_FILE = "metrics.png"
-
-PANELS: dict[str, dict[str, str]] = {
-    "LM loss": {"lm_loss": "training", "eval_lm_loss": "held out"},
-    "alignment loss": {"jepa_loss": "training", "eval_jepa_loss": "held out"},
-    "cosine of pairs": {"matched_similarity": "matched", "shuffled_similarity": "shuffled"},
-    "effective rank": {"source_rank": "source", "target_rank": "target"},
-}
-"""Panels of the plot: title -> columns of ``metrics.jsonl`` with their labels."""
-
-
-def draw_metrics(folder: Path) -> None:
-    """Draw ``metrics.jsonl`` of a run folder as ``metrics.png``; panels without any value are skipped."""
-    from matplotlib.figure import Figure
-
-    lines = [line for _, line in read_jsonl(folder / METRICS_FILE)]
-    curves = {
-        name: [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-        for name in chain(*PANELS.values())
-    }
-    panels = [title for title, columns in PANELS.items() if any(map(curves.get, columns))]
-    if not panels:
-        return
-    width, height = 3.6 * len(panels), 3.0
-    figure = Figure(figsize=(width, height))
-    # Margins in inches: a layout that measures all labels takes half of the time.
-    figure.subplots_adjust(0.6 / width, 0.5 / height, 1 - 0.15 / width, 1 - 0.3 / height, wspace=0.27)
-    for axes, title in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for colour, (name, label) in zip(PALETTE, PANELS[title].items(), strict=False):
-            if curves[name]:
-                axes.plot(*zip(*curves[name], strict=True), ".-", color=colour, label=label, markersize=4)
-        axes.set(title=title, xlabel="step")
-        axes.grid(visible=True, color="#dddddd", linewidth=0.6)
-        axes.legend(loc="upper right")  # "best" may take seconds
-    with atomic_write(folder / PLOT_FILE, "wb") as stream:
-        figure.savefig(stream, format="png", dpi=120)
