@@ -149,6 +149,6 @@ def test_what_only_adds_text_is_read_off_the_template(grows: bool, source: str) 
 
 
 def test_the_forms_are_told_apart(marked: Any) -> None:
-    grow = {form for form in FORMS if ChatTemplate(served_forms.in_form(marked, form))._marked is not None}
+    grow = {form for form in FORMS if ChatTemplate(served_forms.in_form(marked, form))._compiled.marked is not None}
     assert {"ChatML", "Llama-3", "Llama-2", "Phi-3", "GLM", "DeepSeek-R1"} <= grow
     assert not {"Qwen3", "QwQ", "harmony", "Mistral-Nemo"} & grow

@@ -11,13 +11,14 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepjepa.base.errors import UserError, did_you_mean
 from stepjepa.base.files import existing_file
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Template
     from transformers import PreTrainedTokenizerBase
 
 # Some templates write today's date into the system turn; a run must not depend on the day it starts.
@@ -26,6 +27,9 @@ PINNED_DATE = datetime.date(2024, 7, 26)
 # Transformers' names of the template for all chats and of the one for chats with tools.
 _DEFAULT_NAME, _TOOL_USE = "default", "tool_use"
 
+# The variables of every template, which are no settings.
+_ARGUMENTS = {"messages", "tools", "documents", "add_generation_prompt"}
+
 _DIRECTIVES = "aAbBcdeFHIjmMpSuUwWxXyY"
 _MACRO = "macro strftime_now("
 
@@ -33,18 +37,42 @@ _DEFAULT = r"\{%- if (\w+) is not defined %\}\{%- set \1 = .* %\}\{%- endif %\}"
 _DEFAULTS = rf"\A(?:{_DEFAULT}\n)*"
 
 
-def read_template(path: str) -> str:
-    """Return the source of a chat template file; ``UserError`` if it is missing, no UTF-8 text or no Jinja."""
+class Compiled(NamedTuple):
+    """A chat template as a program."""
+
+    template: Template
+    marked: Template | None  # writes a mark around the text of each message; None unless the template only adds text
+    variables: frozenset[str]  # the names that it reads and that a caller may set
+
+
+# Compiling a template takes longer than rendering many chats. A run uses one, and a few with values written into it.
+@lru_cache(maxsize=16)
+def compiled(source: str) -> Compiled:
+    """Compile the source of a chat template; ``UserError`` if it is no Jinja."""
+    from jinja2 import meta
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
+    from stepjepa.chat.growth import marked_template
+
+    with reading():
+        environment = _compile_jinja_template(source).environment
+        template, marked = environment.from_string(source), marked_template(environment, source)
+        variables = meta.find_undeclared_variables(environment.parse(source)) - {*environment.globals, *_ARGUMENTS}
+    for each in filter(None, (template, marked)):
+        # A chain of dicts takes Jinja as long to copy as a template to write a chat.
+        each.globals = dict(each.globals)
+    return Compiled(template, marked, frozenset(variables))
+
+
+def read_template(path: str) -> str:
+    """Return the source of a chat template file; ``UserError`` if it is missing, no UTF-8 text or no Jinja."""
     file = existing_file(path, "chat template")
     try:
         source = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError("the chat template is not UTF-8 text; save it as UTF-8", path=file) from None
     try:
-        with reading():
-            _compile_jinja_template(source)
+        compiled(source)
     except UserError as error:
         raise error.at(file) from None
     return source
@@ -192,11 +220,3 @@ def check_variables(variables: Iterable[str], names: Collection[str]) -> None:
     if unread := [name for name in variables if name not in names]:
         fault = f"chat_template_kwargs: the chat template has no variable '{unread[0]}' that can be set"
         raise UserError(f"{fault}{did_you_mean(unread[0], sorted(names)) or '; leave it out'}")
-
-
-def variables_of(environment: Environment, source: str) -> set[str]:
-    """Return the names of the variables that a template reads and that a caller may set."""
-    from jinja2 import meta
-
-    reserved = {"messages", "tools", "documents", "add_generation_prompt"}
-    return set(meta.find_undeclared_variables(environment.parse(source))) - {*environment.globals, *reserved}

@@ -17,7 +17,6 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.chat import source as sources
 from stepjepa.chat.beginnings import Beginnings
 from stepjepa.chat.forms import Forms
-from stepjepa.chat.growth import marked_template
 from stepjepa.chat.marks import REASONING_KEYS, Message, Span, argument_names, contents, locate
 from stepjepa.chat.served import trained_turns
 from stepjepa.chat.source import PINNED_DATE
@@ -28,7 +27,6 @@ from stepjepa.chat.turn_text import Rendered, Tools, Turn, Variables
 from stepjepa.chat.turns import make_turn
 
 if TYPE_CHECKING:
-    from jinja2 import Template
     from transformers import PreTrainedTokenizerBase
 
 # Private-use characters: no template writes them and no ordinary text holds them.
@@ -69,7 +67,7 @@ class ChatTemplate:
         self._alone: dict[str, tuple[str, str]] = {}  # role -> text before and behind the content of a lone message
         self._defaults, self.has_system_role, self.header = variables or {}, True, ""
         self._use(original)
-        self.variables = sources.variables_of(self._compiled.environment, original)  # that a caller may set
+        self.variables = self._compiled.variables  # that a caller may set
         self._use(self._fixed(original))
         self.arguments_as_text = False
         self.has_system_role = _OTHER in (
@@ -98,7 +96,7 @@ class ChatTemplate:
         self._learn_tools(question)
         self._learn_ends(pair, question, answer)
         slow_turns = partial(self._turns, tools=None, variables=None)
-        self._forms = Forms(self._apply, slow_turns, only_adds_text=self._marked is not None)
+        self._forms = Forms(self._apply, slow_turns, only_adds_text=self._compiled.marked is not None)
 
     def check_variables(self) -> None:
         """Raise ``UserError`` for a variable of a new run that would do nothing; earlier versions took them.
@@ -142,7 +140,7 @@ class ChatTemplate:
         for index in indices:
             self._check_argument_names(chat[index])
         until = chat[: max(indices, default=-1) + 1]
-        texts = Beginnings(until, render, render_marked if self._marked is not None else None, len(indices))
+        texts = Beginnings(until, render, render_marked if self._compiled.marked is not None else None, len(indices))
         return [make_turn(self, chat, index, texts) for index in indices]
 
     def _check_argument_names(self, message: Message) -> None:
@@ -219,7 +217,7 @@ class ChatTemplate:
         With ``opened`` the prompt must open it. Each variable of the template's own is tried in turn, those that are
         named after thoughts first.
         """
-        names = sources.variables_of(self._compiled.environment, self.source) - {*self._special_tokens}
+        names = self._compiled.variables - {*self._special_tokens}
         for name in sorted(
             names, key=lambda variable: ("think" not in variable and "reason" not in variable, variable)
         ):
@@ -247,16 +245,7 @@ class ChatTemplate:
     # -- derived properties --------------------------------------------------------------------------------------------
 
     def _use(self, source: str) -> None:
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
-        self.source = source
-        with sources.reading():
-            environment = _compile_jinja_template(source).environment
-            self._compiled: Template = environment.from_string(source)
-            self._marked = marked_template(environment, source)
-        for template in filter(None, (self._compiled, self._marked)):
-            # A chain of dicts takes Jinja as long to copy as a template to write a chat.
-            template.globals = dict(template.globals)
+        self.source, self._compiled = source, sources.compiled(source)
 
     def _apply(
         self,
@@ -267,10 +256,10 @@ class ChatTemplate:
         variables: Variables = None,
         marked: bool = False,
     ) -> str:
-        compiled = self._marked if marked and self._marked is not None else self._compiled
+        template = (self._compiled.marked if marked else None) or self._compiled.template
         try:
             return str(
-                compiled.render(
+                template.render(
                     **{**self._special_tokens, **(variables or {})},
                     messages=messages,
                     tools=tools,
