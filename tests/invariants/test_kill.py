@@ -22,7 +22,7 @@ def trained(commands: Commands, material: Path) -> Path:
 
 
 # Of all moments that many, from the first to the last; those that are met by no more than a look are all gone through.
-MOMENTS = {"train": 4, "prepare": 3, "evaluate": 3, "export": 3}
+MOMENTS = {"train": 3, "prepare": 3, "evaluate": 3, "export": 3}
 
 
 @pytest.mark.parametrize("name", MOMENTS)

@@ -132,6 +132,7 @@ def test_wording_and_expression_of_a_tree(drawn, description, regex):
     assert describe(drawn) == (description, regex)
 
 
+@pytest.mark.slow  # all published sizes take five seconds
 def test_all_pairs_are_sentences_about_lines_and_expressions_and_none_comes_twice(generated):
     train, test = generated
     assert (len(train), len(test)) == (PUBLISHED_SIZE, TEST_SIZE)
@@ -169,6 +170,7 @@ def test_published_pairs_are_of_the_grammar(published):
         assert is_sound(trees[0]), pair
 
 
+@pytest.mark.slow
 def test_the_pairs_of_a_seed_stay_what_they_were(generated):
     text = json.dumps(generated, ensure_ascii=False)
     assert hashlib.sha256(text.encode()).hexdigest().startswith("7c2ceab2d37c62bc")
