@@ -61,6 +61,8 @@ TESTS = {
     "retrieval": Test("synth, answers and retrieval", "synth", whole=True, tabled=False),
     "retrieval-turk": Test("TURK, answers and retrieval", "turk", whole=True, tabled=False),
     "retrieval-spider": Test("Spider, answers and retrieval", tabled=False),
+    "retrieval-small": Test("synth, preset:small, answers and retrieval", "synth", whole=True, tabled=False),
+    "retrieval-smollm2": Test("synth, SmolLM2, answers and retrieval", "synth", tabled=False),
     "turk": Test("TURK", "turk", whole=True),
     "turk-again": Test("TURK, trained again", "turk", whole=True),
     "steps-test": Test("problems of two steps"),

@@ -155,10 +155,13 @@ def shares(table: pd.DataFrame) -> Figure:
 def plane(table: pd.DataFrame) -> Figure:
     """How do the same models answer, and retrieve? Right answers against hits at 1, a panel for each data set."""
     sets = data_sets(table)
-    figure = Figure(figsize=(9, 4.8 if len(sets) < 3 else 4.6), layout="constrained")
-    axes: Any = figure.subplots(1, len(sets), sharey=True, squeeze=False)[0]
+    rows, columns = -(-len(sets) // 3), min(len(sets), 3)
+    figure = Figure(figsize=(9, 1.2 + 3.4 * rows), layout="constrained")
+    axes: Any = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
+    for axis in axes[len(sets) :]:
+        axis.set_axis_off()
     labels: dict[str, Any] = {}
-    for axis, each in zip(axes, sets, strict=True):
+    for axis, each in zip(axes, sets, strict=False):
         for model, part in models_with_runs(each.rows):
             if model.arm == "untrained":
                 continue
@@ -179,7 +182,8 @@ def plane(table: pd.DataFrame) -> Figure:
         axis.set_xlim(-4, 100)
         axis.set_ylim(-4, 100)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("hits at 1, %")
+    for axis in axes[::columns]:
+        axis.set_ylabel("hits at 1, %")
     (labels["hollow marks: behind a ridge map"],) = axes[0].plot(
         [], [], "o", color="black", fillstyle="none", markersize=8
     )

@@ -97,6 +97,20 @@ DATA_SETS = (
         "Spider",
         "Questions and SQL queries (`retrieval-spider.yaml`), the arms and settings of `synth`, nothing chosen anew",
     ),
+    DataSet(
+        "small",
+        "retrieval-small",
+        "`synth`, `preset:small`",
+        "The data of `synth` with a model of 3.1 million parameters (`retrieval-small.yaml`), at the learning rate "
+        "that is best for plain training, nothing else chosen anew",
+    ),
+    DataSet(
+        "smollm2",
+        "retrieval-smollm2",
+        "`synth`, SmolLM2-135M",
+        "2,000 records of `synth` with SmolLM2-135M-Instruct and LoRA, one epoch (`retrieval-smollm2.yaml`), nothing "
+        "chosen anew; readouts of plain training are of layers 0, 15 and 30",
+    ),
 )
 RIGHT = {
     "equivalent": "the expression describes the same lines as the right one",
@@ -248,6 +262,10 @@ class Retrieval:
         """Return the readouts that were chosen, each once."""
         return "; ".join(f"`{readout}`" for readout in dict.fromkeys(of_model(self.rows, arm, method).choice))
 
+    def choice_of_plain(self, method: str) -> str:
+        """Return the readouts that were chosen for plain training, the shorter one if it has runs."""
+        return next((choice for arm in LENGTHS if (choice := self.choice(arm, method))), NOTHING)
+
     def hits(self) -> str:
         """Write the hits of the models that are compared, in per cent."""
         models = [
@@ -381,7 +399,11 @@ SUMMARY = (
 
 
 def summary(data_sets: Sequence[Retrieval]) -> str:
-    """Write for README the hits of the models on all data sets, what the joint ones gain, and its price in answers."""
+    """Write for README the hits of the models, what the joint ones gain, and its price in answers.
+
+    Data sets with one seed, of which nothing is claimed, are left to the other pages unless all are of that kind.
+    """
+    data_sets = [each for each in data_sets if not each.one_seed] or data_sets
     heads = ["", *(f"{each.name}, {each.seeds}{': no claim' if each.one_seed else ''}" for each in data_sets)]
     hits = [[words, *(_hits(each, arm, method) for each in data_sets)] for words, arm, method in SUMMARY]
     answers = [
