@@ -61,6 +61,8 @@ MODELS = (
     Model("branched-infonce", "trained, ridge", "LM loss + InfoNCE, `branched`, ridge map"),
     Model("separate-infonce", "trained", "LM loss + InfoNCE, `separate`"),
     Model("separate-infonce", "trained, ridge", "LM loss + InfoNCE, `separate`, ridge map"),
+    Model("branched-infonce-k0", "trained", "LM loss + InfoNCE, `branched`, no predictor tokens"),
+    Model("separate-infonce-k0", "trained", "LM loss + InfoNCE, `separate`, no predictor tokens"),
 )
 VARIANTS = {
     "separate-infonce-0.05": "LM loss + InfoNCE of weight 0.05",
@@ -215,6 +217,11 @@ class Retrieval:
         low, high = self.counts[0], self.counts[-1]
         return f"{low} to {high} seeds" if low != high else {0: "no seed yet", 1: "one seed"}.get(high, f"{high} seeds")
 
+    def counts_of(self, arm: str) -> str:
+        """Write the number of seeds of an arm."""
+        count = len(of_model(self.rows, arm, "trained"))
+        return "one seed" if count == 1 else f"{count} seeds"
+
     @property
     def one_seed(self) -> bool:
         """Whether nothing can be claimed, since no difference has two pairs."""
@@ -257,6 +264,14 @@ class Retrieval:
     def layouts(self) -> list[tuple[str, str]]:
         """Return the layouts of InfoNCE beside the LM loss that have runs, each with its arm."""
         return [(layout, arm) for layout, arm in JOINT.items() if self.has(arm)]
+
+    def of_predictors(self, column: str = HITS) -> str:
+        """Write what predictor tokens add to InfoNCE beside the LM loss, in points; empty if no arm is without them."""
+        tests = {
+            layout: difference(self.rows, (arm, "trained"), (f"{arm}-k0", "trained"), column)
+            for layout, arm in JOINT.items()
+        }
+        return listed([f"`{layout}` {interval(test)}" for layout, test in tests.items() if test is not None])
 
     def choice(self, arm: str, method: str) -> str:
         """Return the readouts that were chosen, each once."""
