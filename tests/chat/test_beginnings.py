@@ -13,6 +13,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.chat import template as templates
 from stepjepa.chat.beginnings import Beginnings
 from stepjepa.chat.growth import MARK, marked_template
+from stepjepa.chat.renderer import Renderer
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.turn_text import Turn
 
@@ -62,7 +63,9 @@ def test_turns_are_those_of_every_beginning_by_itself(form: str, marked: Any, mo
     tokenizer = served_forms.in_form(marked, form)
     template = ChatTemplate(tokenizer, FORMS[form].variables)
     fast = {name: turns_or_error(template, *each) for name, each in CHATS.items()}
-    monkeypatch.setattr(templates, "Beginnings", lambda chat, render, *_: Beginnings(chat, render, None, 1))
+    monkeypatch.setattr(
+        templates, "Beginnings", lambda chat, render, *_, **__: Beginnings(chat, render, 1, only_adds_text=False)
+    )
     slow = {name: turns_or_error(template, *each) for name, each in CHATS.items()}
     assert fast == slow
     assert isinstance(fast["two"], list)
@@ -70,9 +73,9 @@ def test_turns_are_those_of_every_beginning_by_itself(form: str, marked: Any, mo
 
 def counted(template: ChatTemplate, messages: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     calls = []
-    render = ChatTemplate._apply
+    render = Renderer.render
     with monkeypatch.context() as patch:
-        patch.setattr(ChatTemplate, "_apply", lambda *given, **named: calls.append(1) or render(*given, **named))
+        patch.setattr(Renderer, "render", lambda *args, **named: calls.append(1) or render(*args, **named))
         template.turns(messages)
     return len(calls)
 
@@ -149,6 +152,6 @@ def test_what_only_adds_text_is_read_off_the_template(grows: bool, source: str) 
 
 
 def test_the_forms_are_told_apart(marked: Any) -> None:
-    grow = {form for form in FORMS if ChatTemplate(served_forms.in_form(marked, form))._compiled.marked is not None}
+    grow = {form for form in FORMS if ChatTemplate(served_forms.in_form(marked, form)).renderer.only_adds_text}
     assert {"ChatML", "Llama-3", "Llama-2", "Phi-3", "GLM", "DeepSeek-R1"} <= grow
     assert not {"Qwen3", "QwQ", "harmony", "Mistral-Nemo"} & grow

@@ -134,7 +134,7 @@ CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"word"
 def test_what_the_format_does_not_write_is_refused(plain: Any, changes: dict[int, Any], fault: str) -> None:
     """An answer that is a call was trained as an empty text."""
     messages = [*LONGER[:3], *({**message, **changes.get(number, {})} for number, message in enumerate(LONGER[3:]))]
-    with pytest.raises(UserError, match=rf"the plain format writes a question and an answer alone, {fault}; remove it"):
+    with pytest.raises(UserError, match=rf"the plain format writes only a question and an answer, {fault}; remove it"):
         RecordTokenizer(plain, JepaConfig(mode="regular", plain=True)).tokenize([Record(tuple(messages))])
 
 
@@ -144,5 +144,5 @@ def test_messages_that_the_format_leaves_out_are_named(plain: Any) -> None:
     assert "not used" not in made.describe()
     made.tokenize([Record(tuple(LONGER))])
     roles = ["system", "user", "assistant"]
-    unused = [f"messages[].content of role {role}; the plain format has the last question alone" for role in roles]
+    unused = [f"messages[].content of role {role}; the plain format has the last question only" for role in roles]
     assert made.describe()["not used"] == "; ".join(unused)

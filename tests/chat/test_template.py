@@ -69,7 +69,7 @@ def test_contents_that_look_like_the_template(name: str, real_tokenizer: Callabl
     for user, assistant in [("user", "assistant"), ("assistant", "a"), ("helpful", "You"), ("A", "A"), ("s", "end")]:
         chat = messages(("user", user), ("assistant", assistant))
         rendered = template.render(chat)
-        slow = template._apply(messages(("user", "\ue000"), ("assistant", "\ue001")))
+        slow = template.renderer.render(messages(("user", "\ue000"), ("assistant", "\ue001")))
         start = slow.index("\ue000")
         second = slow.index("\ue001") - 1 + len(user)
         assert rendered.spans == ((start, start + len(user)), (second, second + len(assistant)))
@@ -110,7 +110,7 @@ def test_no_text_depends_on_today(template: str, tiny_tokenizer: Any) -> None:
 
 def test_eos_is_appended_where_nothing_ends_a_turn(tiny_tokenizer: Any) -> None:
     template = with_template(tiny_tokenizer, chat_templates.OPEN_ENDED)
-    assert template.appends_end_of_turn
+    assert template.ends.appended
     assert template.stop_tokens == [tiny_tokenizer.eos_token] == ["<|im_end|>"]
     (turn,) = template.turns(messages(("user", "q"), ("assistant", "a")))
     assert turn.text == "user: q\nassistant: a<|im_end|>"

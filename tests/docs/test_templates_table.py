@@ -36,7 +36,7 @@ def row(name: str, template: ChatTemplate, variables: Mapping[str, Any] | None =
     )
     saved += [f"header `{template.header!r}`".replace("|", r"\|")] if template.header else []
     saved += [f"`{key}` {json.dumps(value)} unless a caller sets it" for key, value in (variables or {}).items()]
-    ends = ", ".join(f"`{token}`" for token in template.stop_tokens) + " (appended)" * template.appends_end_of_turn
+    ends = ", ".join(f"`{token}`" for token in template.stop_tokens) + " (appended)" * template.ends.appended
     cells = [
         name,
         "yes" if template.has_system_role else "no",

@@ -1,25 +1,20 @@
-"""The renderings of a chat and of its beginnings by a chat template, each made once.
+"""Render a chat and its beginnings by a chat template, each of them once.
 
-The turns of a chat need a prompt and a text each, so that rendering them takes the square of the chat's length. Where a
-template only adds text (``chat.growth``) the full chat is rendered once, and cut. The places of texts are found in the
-full chat, and are those of every beginning whose text the full one begins with.
+Each turn of a chat needs a prompt and a text, so that rendering all of them takes time quadratic in the chat's length.
+If the template only adds text (``chat.growth``), the full chat is rendered once and cut. The places of texts in the
+full chat are also their places in a beginning, if the full text begins with that of the beginning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from stepjepa.base.errors import UserError
 from stepjepa.chat.growth import MARK
 from stepjepa.chat.marks import Located, Message, Place, locate, locate_all
-
-
-class Render(Protocol):
-    """Renders some messages of a chat, perhaps with a generation prompt."""
-
-    def __call__(self, messages: Sequence[Message], /, *, prompt: bool = False) -> str: ...
+from stepjepa.chat.turn_text import Render
 
 
 class _Cut(NamedTuple):
@@ -27,8 +22,8 @@ class _Cut(NamedTuple):
 
     text: str
     starts: list[int]  # where the text of each message begins, and where that of the last one ends
-    prompt: str  # what stands behind it with a generation prompt
-    end: str  # and without one
+    prompt: str  # the text behind the last message with a generation prompt
+    end: str  # the text behind the last message without one
 
 
 class Beginnings:
@@ -37,15 +32,15 @@ class Beginnings:
     Args:
         chat: normalised messages.
         render: renders some of them.
-        render_marked: the same with ``growth.MARK`` around each message; None if the template does not only add text.
-        turns: how many turns are made of the chat.
+        turns: number of turns that are made of the chat.
+        only_adds_text: the text of every chat begins with that of the chat's beginning.
     """
 
-    def __init__(self, chat: Sequence[Message], render: Render, render_marked: Render | None, turns: int) -> None:
+    def __init__(self, chat: Sequence[Message], render: Render, turns: int, *, only_adds_text: bool) -> None:
         self._chat, self._render, self._turns = chat, render, turns
         self._texts: dict[tuple[int, bool], str] = {}
         self._located: dict[bool, Located | None] = {}
-        self._cut = self._cut_up(render_marked) if render_marked is not None and turns > 1 else None
+        self._cut = self._cut_up() if only_adds_text and turns > 1 else None
 
     def prompt(self, index: int) -> str:
         """Return the prompt of turn ``index``: the chat up to it with a generation prompt."""
@@ -91,17 +86,17 @@ class Beginnings:
             try:
                 text = self.full(len(self._chat) - 1)
             except UserError:
-                return None  # the turn that can't be rendered says so
+                return None  # raised again for the turn that can't be rendered
             self._located[opened] = locate_all(self._render, self._chat, text, opened=opened)
         return self._located[opened]
 
-    def _cut_up(self, render_marked: Render) -> _Cut | None:
+    def _cut_up(self) -> _Cut | None:
         """Render the full chat and cut it at the marks; None if the marks are not in their places."""
         try:
-            text, marked = self._rendered(len(self._chat), prompt=False), render_marked(self._chat)
-            prompt = render_marked(self._chat, prompt=True).rpartition(MARK)[2]
+            text, marked = self._rendered(len(self._chat), prompt=False), self._render(self._chat, marked=True)
+            prompt = self._render(self._chat, prompt=True, marked=True).rpartition(MARK)[2]
         except UserError:
-            return None  # the turn that can't be rendered says so
+            return None  # raised again for the turn that can't be rendered
         before, *messages, end = marked.split(MARK)
         skipped = len(self._chat) - len(messages)  # a system message in front, which the template adds
         roles = [message["role"] for message in self._chat]

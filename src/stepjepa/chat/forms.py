@@ -1,9 +1,9 @@
-"""The text that a chat template writes around the contents of chats with the same roles.
+"""Forms: the text that a chat template writes around the contents of chats with the same roles.
 
-Most chats of a data set differ in their contents alone. So the turns of one chat of probe texts are made in the slow
-way, by marks (``chat.marks``), and those of further chats with the same roles by putting their contents in the place of
-the probes. The text that is made so is compared with what the template writes for the chat itself. If they differ, as
-where the template looks into a content, the chat is made in the slow way.
+Most chats of a data set differ only in their contents. So the turns of one chat of probe texts are made slowly, by
+marks (``chat.marks``), and those of further chats with the same roles by replacing the probes by their contents. The
+result is compared with the text that the template writes for the chat. If the two differ, as for a template that looks
+into a content, the turns of the chat are made slowly, too.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from stepjepa.base.errors import UserError
 from stepjepa.chat.growth import MARK
 from stepjepa.chat.marks import Message, Span
 from stepjepa.chat.thought import has_tag, may_end_in_tag
-from stepjepa.chat.turn_text import Turn
+from stepjepa.chat.turn_text import Render, Turn
 
 _MOST_FORMS = 1000  # most forms that are remembered
 
@@ -27,14 +27,8 @@ _PROBES = re.compile(_PROBE.format(r"(\d+)"))
 _PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]")
 
 SlowTurns = Callable[[Sequence[Message], Sequence[int]], list[Turn]]
-# The roles of a chat up to its last turn, which messages are turns, and the role of the message behind.
+# The roles of a chat up to its last turn, the indices of its turns, and the role of the message behind the last one.
 _Key = tuple[tuple[str, ...], tuple[int, ...], str | None]
-
-
-class Render(Protocol):
-    """Renders a normalised chat without tools, perhaps with a generation prompt, or with ``growth.MARK``."""
-
-    def __call__(self, messages: Sequence[Message], /, *, prompt: bool = False, marked: bool = False) -> str: ...
 
 
 class _TurnForm(NamedTuple):
@@ -56,12 +50,12 @@ class _Form(NamedTuple):
     written: list[str]  # the text in front of each content, and behind the last one; with marks if there are any
     has_marks: bool
     pieces: list[str]  # the same without marks
-    messages: list[int]  # the indices of the messages whose contents are written
+    messages: list[int]  # the indices of the messages whose contents the template writes
     turns: list[_TurnForm]
 
 
 class Forms:
-    """Makes the turns of plain chats: of messages that have a role and a content alone, without tools.
+    """Makes the turns of plain chats, whose messages have only a role and a content, without tools.
 
     Args:
         render: renders such chats.
@@ -91,7 +85,7 @@ class Forms:
 
     def _form(self, key: _Key) -> _Form | None:
         if key not in self._met_once:
-            # Many a long chat is the only one with its roles, so a form is learned at the second chat.
+            # Most long chats are the only ones with their roles, so a form is learned from the second chat on.
             if len(self._met_once) < _MOST_FORMS:
                 self._met_once.add(key)
             return None
@@ -111,7 +105,7 @@ class Forms:
             turns = self._slow_turns(messages, indices)
             text = self._render(chat, marked=has_marks)
         except UserError:
-            return None  # a chat for which the template raises an error says so
+            return None  # raised again for the chat itself
         parts = _PROBES.split(text)
         written, places = parts[::2], [int(number) for number in parts[1::2]]
         if places != sorted(set(places)):
@@ -150,7 +144,7 @@ def _joined(pieces: Sequence[str], contents: Sequence[str]) -> str:
 
 
 def _is_plain(message: Message) -> bool:
-    """Whether a message has a content alone, without white space at its ends, a thought, or private-use characters."""
+    """Whether a message is only a role and a content without outer white space, thoughts and private-use characters."""
     content = message["content"]
     return (
         len(message) == 2

@@ -1,8 +1,8 @@
 """Recognise chat templates that only add text: the text of a chat begins with the text of the chat's beginning.
 
 Such a template has one loop over the messages, looks at no later message while it writes one, and ends with a text that
-depends on no message. This is read off its syntax tree, so it holds for every chat. Qwen3's form, which writes earlier
-turns in another way once a new question is there, is not of this kind.
+depends on no message. This is derived from its syntax tree, so it holds for every chat. Qwen3's template is not of this
+kind: it writes earlier turns in another way once a new question follows.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _main_loop(tree: nodes.Template) -> int:
 
 
 def _names_of_the_list(tree: nodes.Template) -> set[str]:
-    """Return the names under which a template knows the messages: ``messages``, and what is set to it or its rest."""
+    """Return the names of the list of messages: ``messages``, and variables that are set to it or to its rest."""
     lists, count = {"messages"}, 0
     while len(lists) > count:
         count = len(lists)
@@ -105,7 +105,7 @@ def _is_decided(node: nodes.Node, lists: set[str], *, in_loop: bool) -> bool:
 
 
 def _check(node: nodes.Node, lists: set[str], *, in_loop: bool) -> None:
-    """Raise unless all that a node reads of the messages is the first one, and, in the loop, the present one."""
+    """Raise if a node reads a message other than the first and, in the loop, the present one."""
     if isinstance(node, nodes.Include | nodes.Import | nodes.FromImport | nodes.Extends | nodes.Block | nodes.Break):
         raise _NotProvenError
     if _is_decided(node, lists, in_loop=in_loop):

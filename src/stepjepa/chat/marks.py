@@ -67,7 +67,7 @@ def locate(
         opened: a content may begin inside a thought, see ``thought_in``.
 
     Returns:
-        The places of the parts in the order of the messages; their span is None if they are not found.
+        The places of the parts in the order of the messages; the span of a missing part is None.
     """
     chosen, marker = set(indices), _Marker(text, messages, opened)
     places = marker.locate(render, chosen)
@@ -99,9 +99,9 @@ class Located(NamedTuple):
     open_ends: frozenset[int]  # numbers of parts whose last white space may belong to the next part
 
     def beginning(self, text: str, count: int) -> list[Place] | None:
-        """Return the places of the first ``count`` messages in ``text``, their rendering.
+        """Return the places of the first ``count`` messages in their rendering ``text``.
 
-        None unless the text of the chat begins with it.
+        None unless the text of the chat begins with ``text``.
         """
         chosen = [number for number, place in enumerate(self.places) if place.part.message < count]
         spans = {number: span for number in chosen if (span := self.places[number].span) is not None}
@@ -152,7 +152,10 @@ class _Marker:
     def locate(self, render: Render, chosen: set[int], *, once: bool = False) -> list[Place] | None:
         """Return the places of the parts of some messages; None if marks change the template's output.
 
-        With ``once`` also None if the template writes a part twice.
+        Args:
+            render: renders messages.
+            chosen: indices of the messages.
+            once: return None also if the template writes a part twice.
         """
         marked, parts = self.marked(chosen, outside=False)
         if not parts:

@@ -1,4 +1,4 @@
-"""The plain format of records without a chat format; the interface is that of ``chat.template``."""
+"""The plain format, which has no chat template; it has the interface of ``chat.template``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class PlainTemplate:
     """The plain format, for records without a chat format: the user's text, ``<|perception|>``, the answer.
 
-    Only the last question and its answer are rendered; any other message has the span ``(0, 0)``. Without ``answers``,
-    for losses on all tokens as in pretraining on paraphrases, the answer is not rendered: it is the other view of the
-    same content, and has its own record.
+    Only the last question and its answer are rendered; any other message has the span ``(0, 0)``. Without ``answers``
+    (losses on all tokens, as in pretraining on paraphrases) the answer is not rendered: it is another view of the same
+    content, and a record of its own.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:
@@ -49,7 +49,7 @@ class PlainTemplate:
     def turns(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> list[Turn]:
         """Return the last question and its answer as the only turn; special tokens in both are plain text.
 
-        UserError if these are not all that the turn has: the format writes no thoughts, calls or results of tools.
+        Raises ``UserError`` for a turn that has more: the format writes no thoughts, tool calls or results of tools.
         """
         _check_turn(*messages[-2:])
         index, answer = len(messages) - 1, messages[-1]["content"]
@@ -94,5 +94,5 @@ def _check_turn(question: Message, answer: Message) -> None:
     if question["role"] != "user":
         parts.insert(0, f"a message of role {question['role']} in front of the answer")
     if parts:
-        fault = f"the plain format writes a question and an answer alone, without {parts[0]}"
+        fault = f"the plain format writes only a question and an answer, without {parts[0]}"
         raise UserError(f"{fault}; remove it, or train with a chat template")

@@ -1,6 +1,6 @@
-"""Read and compile the source of a chat template, and write the values into it that a run fixes.
+"""Read the source of a chat template, and write the values that a run fixes into it.
 
-The source is saved with the model. Plain transformers, vLLM and llama.cpp then render the prompts of training, on any
+The source is saved with the model, so that plain transformers, vLLM and llama.cpp render the prompts of training on any
 day.
 """
 
@@ -27,7 +27,7 @@ PINNED_DATE = datetime.date(2024, 7, 26)
 # Transformers' names of the template for all chats and of the one for chats with tools.
 _DEFAULT_NAME, _TOOL_USE = "default", "tool_use"
 
-# The variables of every template, which are no settings.
+# Variables that every template has, and that no setting names.
 _ARGUMENTS = {"messages", "tools", "documents", "add_generation_prompt"}
 
 _DIRECTIVES = "aAbBcdeFHIjmMpSuUwWxXyY"
@@ -38,7 +38,7 @@ _DEFAULTS = rf"\A(?:{_DEFAULT}\n)*"
 
 
 class Compiled(NamedTuple):
-    """A chat template as a program."""
+    """A compiled chat template."""
 
     template: Template
     marked: Template | None  # writes a mark around the text of each message; None unless the template only adds text
@@ -48,7 +48,7 @@ class Compiled(NamedTuple):
 # Compiling a template takes longer than rendering many chats. A run uses one, and a few with values written into it.
 @lru_cache(maxsize=16)
 def compiled(source: str) -> Compiled:
-    """Compile the source of a chat template; ``UserError`` if it is no Jinja."""
+    """Compile the source of a chat template; ``UserError`` if it is not valid Jinja."""
     from jinja2 import meta
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -58,9 +58,9 @@ def compiled(source: str) -> Compiled:
         environment = _compile_jinja_template(source).environment
         template, marked = environment.from_string(source), marked_template(environment, source)
         variables = meta.find_undeclared_variables(environment.parse(source)) - {*environment.globals, *_ARGUMENTS}
-    for each in filter(None, (template, marked)):
-        # A chain of dicts takes Jinja as long to copy as a template to write a chat.
-        each.globals = dict(each.globals)
+    for form in filter(None, (template, marked)):
+        # Jinja copies the globals for every chat; for a chain of dicts that takes as long as the rendering.
+        form.globals = dict(form.globals)
     return Compiled(template, marked, frozenset(variables))
 
 
@@ -123,7 +123,7 @@ def with_served(templates: Mapping[str, str], change: Callable[[str], str]) -> d
 
 
 def with_values(source: str, variables: Mapping[str, object], *, folds_system: bool, header: str) -> str:
-    """Return a template with all values that a run fixes.
+    """Return a template with all values that a run fixes: date, variables, system role, header of an answer.
 
     Args:
         source: the template.
@@ -173,7 +173,7 @@ def with_defaults(source: str, variables: Mapping[str, object]) -> str:
 
 
 def with_folded_system(source: str) -> str:
-    """Return a template that accepts a system message, by putting its text before that of the first user message."""
+    """Return a template that accepts a system message: it puts the text in front of the first user message."""
     return _before(
         source,
         "{%- if messages[0]['role'] == 'system' %}"
@@ -216,7 +216,7 @@ def _literal(value: object) -> str:
 
 
 def check_variables(variables: Iterable[str], names: Collection[str]) -> None:
-    """Raise ``UserError`` if one of a run's ``variables`` of the template is none of the ``names`` that can be set."""
+    """Raise ``UserError`` if one of the ``variables`` that a run sets is not among the ``names`` that can be set."""
     if unread := [name for name in variables if name not in names]:
         fault = f"chat_template_kwargs: the chat template has no variable '{unread[0]}' that can be set"
         raise UserError(f"{fault}{did_you_mean(unread[0], sorted(names)) or '; leave it out'}")

@@ -1,4 +1,4 @@
-"""Special tokens of a tokenizer: predictor tokens, those of the plain format, all that it matches in a text."""
+"""Special tokens of a tokenizer: predictor tokens, tokens of the plain format, every token that a text can spell."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def matched_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the added tokens of a tokenizer, the longest first, since one may begin with another.
+    """Return the added tokens that a text can spell, the longest first, since one may begin with another.
 
-    Without the tokens that no text can spell: where a normaliser puts a blank in front of each text, the tokenizer
-    searches for these tokens with that blank, too.
+    If a normaliser puts a blank in front of each text, the tokenizer searches for normalised tokens with that blank,
+    and so never matches them.
     """
     added = {str(token): token for token in tokenizer.added_tokens_decoder.values() if str(token)}
     changed = [text for text, token in added.items() if token.normalized]

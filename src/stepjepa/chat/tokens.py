@@ -40,14 +40,14 @@ class Piece(NamedTuple):
 
 
 Pieces = Sequence[Piece]
-"""The pieces of a text, in their order."""
+"""The pieces of a text, in order."""
 
 
 class Tokens:
     """A text as ``[L]`` tokens: their ``ids``, and the characters of each.
 
-    ``pieces`` are those of the text in their order. A character is looked up in its own piece, so that the characters
-    of the other tokens need not be joined.
+    ``pieces`` are those of the text, in order. A character is looked up in the piece that holds it, so that the offsets
+    of the pieces need not be joined.
     """
 
     __slots__ = ("_ends", "ids", "pieces")
@@ -141,12 +141,12 @@ class TextTokenizer:
         return [next(replaced if spells_one else plain) for spells_one in spells]
 
     def turns(self, turns: Sequence[TurnText]) -> list[TurnTokens]:
-        """Tokenise turns. If the tokens of the full turn begin with those of its prompt, the others are the answer.
+        """Tokenise turns. If the tokens of the full turn begin with those of its prompt, the rest is the answer.
 
-        Otherwise a token joins prompt and answer, which can't happen in a server; then the answer is tokenised alone.
+        Otherwise a token spans prompt and answer, which can't happen in a server; then the answer is tokenised alone.
         """
         special = [self.special_spans(turn.text) for turn in turns]
-        # Of texts without special tokens in their contents, the pieces of the prompt are those of the whole.
+        # If no content spells a special token, the pieces of the prompt are the first ones of the full turn.
         is_plain = [
             not turn.prompt_own and not overlap(spans, turn.own) for turn, spans in zip(turns, special, strict=True)
         ]
@@ -165,7 +165,7 @@ class TextTokenizer:
         return tokens
 
     def _turns_by_text(self, turns: Sequence[TurnText]) -> list[tuple[Pieces, Pieces]]:
-        """Tokenise prompt and full text of turns that spell special tokens, or may."""
+        """Tokenise prompt and full text of turns that may spell special tokens."""
         prompts = self([turn.text[: turn.answer] for turn in turns], [turn.prompt_own for turn in turns])
         full_texts = self([turn.text for turn in turns], [(*turn.prompt_own, *turn.own) for turn in turns])
         return [(prompt.pieces, full.pieces) for prompt, full in zip(prompts, full_texts, strict=True)]
@@ -249,7 +249,7 @@ def _cuts(tokenizer: PreTrainedTokenizerBase) -> tuple[re.Pattern[str], set[str]
     longest_first = sorted(filter(None, added), key=len, reverse=True)
     # A tokenizer that splits special tokens does not match them first.
     splits = getattr(tokenizer, "split_special_tokens", False)
-    safe = (text for text, it in added.items() if not (it.lstrip or it.single_word or it.normalized))
+    safe = (text for text, token in added.items() if not (token.lstrip or token.single_word or token.normalized))
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)"), set() if splits else set(safe)
 
 
@@ -283,7 +283,7 @@ def _without_dummy_blank(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeni
 
 
 def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ``UserError`` for a tokenizer that gives no positions of tokens."""
+    """Raise ``UserError`` for a slow tokenizer, which returns no positions of tokens."""
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
 
@@ -318,10 +318,10 @@ def _begins(full: Pieces, prompt: Pieces) -> bool:
 
 
 def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: bool) -> list[Piece]:
-    """Tokenise texts as the tokenizer does, without a token that it would add."""
+    """Tokenise texts as the tokenizer does, without special tokens around them."""
     if not texts:
         return []
-    # The tokenizer sets its backend up for the first text; the others go to the backend, in two thirds of the time.
+    # The call for the first text sets up the backend; the others go to the backend alone, in two thirds of the time.
     slowly = texts[:1] if _passes_texts_on(type(tokenizer)) else texts
     encoding = tokenizer(
         slowly,
@@ -348,10 +348,10 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: b
     ]
 
 
-def _passes_texts_on(kind: Any) -> bool:
+def _passes_texts_on(tokenizer_class: Any) -> bool:
     """Whether a class of tokenizers passes texts to its backend unchanged, as nearly all do."""
     from transformers import PreTrainedTokenizerFast
 
     usual: Any = PreTrainedTokenizerFast
-    methods = ((cls.__call__, cls._encode_plus, cls._convert_encoding) for cls in (kind, usual))
+    methods = ((cls.__call__, cls._encode_plus, cls._convert_encoding) for cls in (tokenizer_class, usual))
     return all(map(is_, *methods))

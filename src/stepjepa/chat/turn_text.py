@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from stepjepa.base.json_object import JsonObject
+from stepjepa.chat.marks import Message
 
 Tools = Sequence[JsonObject] | None
 """Descriptions of functions, as templates read them."""
@@ -14,11 +15,17 @@ Variables = Mapping[str, object] | None
 """Values of variables of a template (``chat_template_kwargs``)."""
 
 
+class Render(Protocol):
+    """Renders a normalised chat, perhaps with a generation prompt, or with ``growth.MARK`` around each message."""
+
+    def __call__(self, messages: Sequence[Message], /, *, prompt: bool = False, marked: bool = False) -> str: ...
+
+
 class Rendered(NamedTuple):
     """A chat as text."""
 
     text: str
-    # For each message the start and end (exclusive) of its content; (0, 0) if the template leaves it out.
+    # The start and end (exclusive) of each message's content; (0, 0) if the template leaves it out.
     spans: tuple[tuple[int, int], ...]
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from stepjepa.base.errors import UserError, shown
 from stepjepa.chat.marks import REASONING_KEYS, Kind, Message, Place
 from stepjepa.chat.thought import Tag, ends_in_thought, last_tag, thought_in
+from stepjepa.chat.turn_ends import TurnEnds
 from stepjepa.chat.turn_text import Turn
 
 _AROUND = 40  # characters that an error shows around the first difference of two texts
@@ -30,6 +31,7 @@ class Rules(Protocol):
     """Properties of a chat template."""
 
     closing: str | None  # the text between reasoning and content; None if it does not write both
+    ends: TurnEnds
 
     @property
     def writes_calls(self) -> bool: ...
@@ -39,10 +41,6 @@ class Rules(Protocol):
 
     def leaves_thought(self, *, opened: bool = False) -> str | None:
         """Return the variables by which a prompt leaves the thought to the model; see ``ChatTemplate``."""
-        ...
-
-    def turn_end(self, text: str, own_end: int, following: str | None) -> tuple[str, str]:
-        """Return the text up to the stop token, and this token; see ``ChatTemplate.turn_end``."""
         ...
 
 
@@ -57,10 +55,10 @@ class _Answer(NamedTuple):
 def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts) -> Turn:
     """Make the turn of message ``index`` of a normalised chat, whose renderings are in ``texts``.
 
-    1. If F begins with P, the answer is the remainder of F.
-    2. Else, if F continues the last content of the prompt as P does, the answer is the remainder of F behind that.
-    3. Else, if P ends in an open thought, the answer is the thought, the text that closes it, and F from the content.
-    4. Else, if P ends in an empty thought that F leaves out, the answer is F behind their common part.
+    1. If F begins with P, the answer is the rest of F.
+    2. Else, if P and F have the same text from the last content of the prompt to the end of P, it is the rest of F.
+    3. Else, if P ends in an open thought, it is the thought, the text that closes it, and F from the content on.
+    4. Else, if P ends in an empty thought that F leaves out, it is F behind their common part.
 
     Raises:
         UserError: none of these holds, or the answer lacks a text of the message.
@@ -92,7 +90,7 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts
         elif part.kind == "thought":
             reasoning = moved
     following = chat[index + 1]["role"] if index + 1 < len(chat) else None
-    text, stop = template.turn_end(prompt + answer.text, max([len(prompt), *(end for _, end in own)]), following)
+    text, stop = template.ends.split(prompt + answer.text, max([len(prompt), *(end for _, end in own)]), following)
     spans = [(0, 0)] * index + [content]
     for part, span in earlier:
         if part.kind == "content" and span is not None:
@@ -158,18 +156,18 @@ def _opened(
     start = next((span[0] for part, span in own_places if part.kind == "content" and span is not None), None)
     # The closing tag of an empty thought that the chat has instead of the prompt's open one, or that tag alone.
     has_tag = full.startswith(prompt[: tag.start]) and full.startswith((tag.text, tag.closing), tag.start)
-    at = full.find(tag.closing, tag.start, start) if has_tag else -1
+    closing_start = full.find(tag.closing, tag.start, start) if has_tag else -1
     if start is None:
         if not full.startswith(prompt[: tag.start]):
             fault = f"the prompt opens a thought ({shown(prompt[tag.start :])}), and the chat continues without it"
             raise UserError(f"{fault}; use another `chat_template`")
-        start = tag.start if at < 0 else at + len(tag.closing)
+        start = tag.start if closing_start < 0 else closing_start + len(tag.closing)
     elif thought_in(message["content"], opened=True):
         # The white space behind the thought is part of the text that closes it.
         start += len(full[start:]) - len(full[start:].lstrip())
     closing = template.closing
     if closing is None:
-        closing = full[at:start] if at >= 0 else f"\n{tag.closing}\n\n"
+        closing = full[closing_start:start] if closing_start >= 0 else f"\n{tag.closing}\n\n"
     return _Answer(thought + closing + full[start:], start, thought)
 
 

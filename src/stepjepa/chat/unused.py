@@ -1,4 +1,4 @@
-"""Name the parts of records that a chat template, or the plain format, leaves out, so that nothing is lost unsaid."""
+"""Name the parts of records that a chat template, or the plain format, leaves out, so that no loss is silent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_USED = "not used"
 
 
 class Reads(Protocol):
-    """What a chat template, or the plain format, reads of a record."""
+    """The parts of a record that a chat template, or the plain format, reads."""
 
     @property
     def variables(self) -> Collection[str]: ...  # that a caller may set
@@ -29,8 +29,8 @@ def parts_without_use(template: Reads, messages: Sequence[Message], tools: Tools
     """Return the parts of a record that a template does not read, each with the reason.
 
     Args:
-        template: by which the record is rendered.
-        messages: of the record. A call that is trained is not named: the template refuses it.
+        template: renders the record.
+        messages: of the record. A trained tool call is not named: the template refuses it.
         tools: of the record.
         variables: its ``chat_template_kwargs``.
     """
@@ -49,10 +49,10 @@ def contents_without_use(messages: Sequence[Message], turns: Sequence[Turn], *, 
     Args:
         messages: of the record.
         turns: its trained turns as text.
-        plain: they are in the plain format, not in a chat template's.
+        plain: the turns are in the plain format, not in that of a chat template.
     """
     roles = dict.fromkeys(str(message["role"]) for message in _missing(messages, turns))
-    reason = "the plain format has the last question alone" if plain else "the template leaves it out or rewrites it"
+    reason = "the plain format has the last question only" if plain else "the template leaves it out or rewrites it"
     return [f"messages[].content of role {role}; {reason}" for role in roles]
 
 

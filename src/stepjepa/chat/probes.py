@@ -1,0 +1,36 @@
+"""Messages from whose rendering the properties of a chat template are derived."""
+
+import json
+
+from stepjepa.base.json_object import JsonObject
+from stepjepa.chat.marks import Message
+
+# Private-use characters: no template writes them and no ordinary text holds them.
+ASKED, ANSWER, THOUGHT, OTHER = "\ue000q\ue001", "\ue000a\ue001", "\ue000t\ue001", "\ue000o\ue001"
+
+FUNCTION = "name_of_a_function"
+TOOL: JsonObject = {
+    "type": "function",
+    "function": {"name": FUNCTION, "description": "about", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def make_message(role: str, content: str) -> JsonObject:
+    """Return a message."""
+    return {"role": role, "content": content}
+
+
+QUESTION, REPLY = make_message("user", ASKED), make_message("assistant", ANSWER)
+
+
+def calling_message(*, as_text: bool) -> JsonObject:
+    """Return a message that calls :data:`TOOL` with the argument :data:`OTHER`, as an object or as JSON text."""
+    # Mistral's templates require an id of nine characters.
+    call = {"type": "function", "id": "call00001", "function": {"name": FUNCTION, "arguments": {"key": OTHER}}}
+    return {**make_message("assistant", ""), "tool_calls": [with_text_arguments(call) if as_text else call]}
+
+
+def with_text_arguments(call: Message) -> JsonObject:
+    """Return a tool call with its arguments as JSON text."""
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
