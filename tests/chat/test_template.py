@@ -189,7 +189,7 @@ def test_several_templates_without_a_default_are_refused(tiny_tokenizer: Any) ->
     with pytest.raises(UserError, match=r"several chat templates \(rag, tool_use\) and none is the default; .*FILE"):
         ChatTemplate(tiny_tokenizer)
     tiny_tokenizer.chat_template = {"rag": "{{ 1/0 }}", "default": LOOP}
-    assert ChatTemplate(tiny_tokenizer).end_of_turn == "<|im_end|>"
+    assert ChatTemplate(tiny_tokenizer).stop_tokens == ["<|im_end|>"]
 
 
 def test_named_templates_are_saved_as_they_were(tiny_tokenizer: Any, tmp_path: Path) -> None:
