@@ -11,9 +11,11 @@ import pytest
 import chat_templates
 import tiny
 from stepjepa.chat import beginnings
+from stepjepa.chat.renderer import Renderer
 from stepjepa.chat.served import difference
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer, TurnTokens
+from stepjepa.chat.turn_ends import TurnEnds
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.inspection.served import shown_turns
@@ -178,7 +180,7 @@ def test_a_stop_token_that_is_not_saved(subject: Any, monkeypatch: Any) -> None:
 
 
 def test_an_end_of_turn_that_is_cut_off(subject: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(ChatTemplate, "turn_end", lambda self, text, end, role: (text[:end], self.stop_tokens[0]))
+    monkeypatch.setattr(TurnEnds, "split", lambda self, text, end, role: (text[:end], self.tokens[0]))
     fails(subject(None, TWO_TURNS), "line 1, message 2: it is trained up to '.', at which generation does not stop")
 
 
@@ -216,12 +218,12 @@ def with_unknown(made: Subject, token: str) -> Subject:
 
 
 def test_tools_that_are_left_out(subject: Any, monkeypatch: Any) -> None:
-    remaining = ChatTemplate._apply
+    remaining = Renderer.render
 
-    def without(self: ChatTemplate, messages: Any, **options: Any) -> str:
+    def without(self: Renderer, messages: Any, **options: Any) -> str:
         return remaining(self, messages, **options | {"tools": None})
 
-    monkeypatch.setattr(ChatTemplate, "_apply", without)
+    monkeypatch.setattr(Renderer, "render", without)
     fails(
         subject(chat_templates.THINKING, chat(("user", "Hi"), ("assistant", "Ho"), tools=[TOOL])),
         "gives '<|im_start|>system\\n[{",

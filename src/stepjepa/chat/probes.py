@@ -3,7 +3,6 @@
 import json
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.chat.marks import Message
 
 # Private-use characters: no template writes them and no ordinary text holds them.
 ASKED, ANSWER, THOUGHT, OTHER = "\ue000q\ue001", "\ue000a\ue001", "\ue000t\ue001", "\ue000o\ue001"
@@ -30,7 +29,7 @@ def calling_message(*, as_text: bool) -> JsonObject:
     return {**make_message("assistant", ""), "tool_calls": [with_text_arguments(call) if as_text else call]}
 
 
-def with_text_arguments(call: Message) -> JsonObject:
+def with_text_arguments(call: JsonObject) -> JsonObject:
     """Return a tool call with its arguments as JSON text."""
     function = call["function"]
     return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stepjepa.base.errors import UserError
-from stepjepa.chat import source as sources
-from stepjepa.chat.marks import Message
+from stepjepa.chat.compiling import compile_template, jinja_message
 from stepjepa.chat.turn_text import Tools, Variables
 
 
@@ -22,7 +21,7 @@ class Renderer:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, object]) -> None:
-        self.source, self._special_tokens, self._compiled = source, special_tokens, sources.compiled(source)
+        self.source, self._special_tokens, self._compiled = source, special_tokens, compile_template(source)
 
     @property
     def only_adds_text(self) -> bool:
@@ -36,7 +35,7 @@ class Renderer:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Mapping[str, object]],
         *,
         prompt: bool = False,
         tools: Tools = None,
@@ -69,10 +68,12 @@ class Renderer:
                 )
             )
         except Exception as error:  # a template is a program and can raise any error
-            fault = f"the chat template refuses these messages ({sources.jinja_message(error)})"
+            fault = f"the chat template refuses these messages ({jinja_message(error)})"
             raise UserError(f"{fault}; change them, or name another `chat_template`") from None
 
-    def attempt(self, messages: Sequence[Message], *, prompt: bool = False, tools: Tools = None) -> str | None:
+    def attempt(
+        self, messages: Sequence[Mapping[str, object]], *, prompt: bool = False, tools: Tools = None
+    ) -> str | None:
         """Render messages as :meth:`render`; None if the template refuses them."""
         try:
             return self.render(messages, prompt=prompt, tools=tools)

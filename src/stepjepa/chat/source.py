@@ -9,16 +9,14 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError, did_you_mean
 from stepjepa.base.files import existing_file
+from stepjepa.chat.compiling import compile_template
 
 if TYPE_CHECKING:
-    from jinja2 import Template
     from transformers import PreTrainedTokenizerBase
 
 # Some templates write today's date into the system turn; a run must not depend on the day it starts.
@@ -27,41 +25,11 @@ PINNED_DATE = datetime.date(2024, 7, 26)
 # Transformers' names of the template for all chats and of the one for chats with tools.
 _DEFAULT_NAME, _TOOL_USE = "default", "tool_use"
 
-# Variables that every template has, and that no setting names.
-_ARGUMENTS = {"messages", "tools", "documents", "add_generation_prompt"}
-
 _DIRECTIVES = "aAbBcdeFHIjmMpSuUwWxXyY"
 _MACRO = "macro strftime_now("
 
 _DEFAULT = r"\{%- if (\w+) is not defined %\}\{%- set \1 = .* %\}\{%- endif %\}"
 _DEFAULTS = rf"\A(?:{_DEFAULT}\n)*"
-
-
-class Compiled(NamedTuple):
-    """A compiled chat template."""
-
-    template: Template
-    marked: Template | None  # writes a mark around the text of each message; None unless the template only adds text
-    variables: frozenset[str]  # the names that it reads and that a caller may set
-
-
-# Compiling a template takes longer than rendering many chats. A run uses one, and a few with values written into it.
-@lru_cache(maxsize=16)
-def compiled(source: str) -> Compiled:
-    """Compile the source of a chat template; ``UserError`` if it is not valid Jinja."""
-    from jinja2 import meta
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    from stepjepa.chat.growth import marked_template
-
-    with reading():
-        environment = _compile_jinja_template(source).environment
-        template, marked = environment.from_string(source), marked_template(environment, source)
-        variables = meta.find_undeclared_variables(environment.parse(source)) - {*environment.globals, *_ARGUMENTS}
-    for form in filter(None, (template, marked)):
-        # Jinja copies the globals for every chat; for a chain of dicts that takes as long as the rendering.
-        form.globals = dict(form.globals)
-    return Compiled(template, marked, frozenset(variables))
 
 
 def read_template(path: str) -> str:
@@ -72,25 +40,10 @@ def read_template(path: str) -> str:
     except UnicodeDecodeError:
         raise UserError("the chat template is not UTF-8 text; save it as UTF-8", path=file) from None
     try:
-        compiled(source)
+        compile_template(source)
     except UserError as error:
         raise error.at(file) from None
     return source
-
-
-@contextmanager
-def reading() -> Iterator[None]:
-    """Raise any error of the block, which compiles a template, as a ``UserError`` that names the template's line."""
-    try:
-        yield
-    except Exception as error:  # from Jinja's parser, or from constants evaluated while compiling
-        raise UserError(f"the chat template can't be read: {jinja_message(error)}") from None
-
-
-def jinja_message(error: Exception) -> str:
-    """Return the message of an error of Jinja, with the line of the template if it is known."""
-    message, line = str(error).strip() or type(error).__name__, getattr(error, "lineno", None)
-    return message if line is None else f"line {line}: {message}"
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> str:

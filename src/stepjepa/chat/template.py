@@ -74,7 +74,7 @@ class ChatTemplate:
         self._learn_header(original)
         self._learn_thoughts()
         self._learn_tools()
-        self.ends = TurnEnds(tokenizer, self.renderer, self._call)
+        self.ends = TurnEnds(tokenizer, self.renderer.attempt, self._call)
         self.stop_tokens, self.stop_ids, self.closer = self.ends.tokens, self.ends.ids, self.ends.closer
         slow_turns = partial(self._turns, tools=None, variables=None)
         self._forms = Forms(self.renderer.render, slow_turns, only_adds_text=self.renderer.only_adds_text)

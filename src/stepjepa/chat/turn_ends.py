@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.probes import ANSWER, OTHER, QUESTION, REPLY, TOOL, make_message
 from stepjepa.chat.special_tokens import matched_tokens
+from stepjepa.chat.turn_text import Tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from stepjepa.chat.marks import Message
-    from stepjepa.chat.renderer import Renderer
+
+class Attempt(Protocol):
+    """Renders messages; returns None if the template refuses them."""
+
+    def __call__(self, messages: Sequence[JsonObject], /, *, tools: Tools = None) -> str | None: ...
 
 
 class TurnEnds:
@@ -21,7 +27,7 @@ class TurnEnds:
 
     Args:
         tokenizer: of the template.
-        renderer: renders messages as they are served.
+        attempt: renders messages as they are served; it writes ``QUESTION`` and ``REPLY``.
         call: a message with a tool call; None if the template writes no calls.
 
     Attributes:
@@ -35,30 +41,30 @@ class TurnEnds:
         UserError: neither the template nor the tokenizer has such a token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, renderer: Renderer, call: Message | None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, attempt: Attempt, call: JsonObject | None) -> None:
         self._eos_token = tokenizer.eos_token
         # Without added tokens, (?!) matches nothing.
         self.added_token = re.compile("|".join(map(re.escape, matched_tokens(tokenizer))) or "(?!)")
-        pair = renderer.render([QUESTION, REPLY])
+        pair = attempt([QUESTION, REPLY]) or ""
         content_end = pair.index(ANSWER) + len(ANSWER)
         closing = self.added_token.search(pair, content_end)
         self._closing: str | None = closing[0] if closing else None
-        self._followers = self._find_followers(renderer) if closing is None else {}
+        self._followers = self._find_followers(attempt) if closing is None else {}
         self.appended = closing is None and "user" not in self._followers
         ends = [self._closing or self._follower("user"), *self._followers.values()]
         if call is not None:
-            text = renderer.attempt([QUESTION, call], tools=[TOOL]) or ""
+            text = attempt([QUESTION, call], tools=[TOOL]) or ""
             ends.append(self.split(text, text.rindex(OTHER) + len(OTHER), "tool")[1])
         self.tokens = list(dict.fromkeys(ends))
         self.ids = [int(tokenizer.convert_tokens_to_ids(token)) for token in self.tokens]
         text, stop = self.split(pair, content_end, "user")
         self.closer = text[content_end:].removesuffix(stop)
 
-    def _find_followers(self, renderer: Renderer) -> dict[str, str]:
+    def _find_followers(self, attempt: Attempt) -> dict[str, str]:
         """Return role of the next message -> token that follows an answer, for a template that closes no turn."""
         followers = {}
         for role in ("user", "tool"):
-            text = renderer.attempt([QUESTION, REPLY, make_message(role, OTHER)]) or ""
+            text = attempt([QUESTION, REPLY, make_message(role, OTHER)]) or ""
             start, end = text.find(ANSWER) + len(ANSWER), text.find(OTHER)
             marker = self.added_token.match(text[start:end].lstrip()) if start < end else None
             if marker is not None:

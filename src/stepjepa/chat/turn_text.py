@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.chat.marks import Message
 
 Tools = Sequence[JsonObject] | None
 """Descriptions of functions, as templates read them."""
@@ -18,7 +17,9 @@ Variables = Mapping[str, object] | None
 class Render(Protocol):
     """Renders a normalised chat, perhaps with a generation prompt, or with ``growth.MARK`` around each message."""
 
-    def __call__(self, messages: Sequence[Message], /, *, prompt: bool = False, marked: bool = False) -> str: ...
+    def __call__(
+        self, messages: Sequence[Mapping[str, Any]], /, *, prompt: bool = False, marked: bool = False
+    ) -> str: ...
 
 
 class Rendered(NamedTuple):

@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol
 from stepjepa.base.errors import UserError, shown
 from stepjepa.chat.marks import REASONING_KEYS, Kind, Message, Place
 from stepjepa.chat.thought import Tag, ends_in_thought, last_tag, thought_in
-from stepjepa.chat.turn_ends import TurnEnds
 from stepjepa.chat.turn_text import Turn
 
 _AROUND = 40  # characters that an error shows around the first difference of two texts
@@ -27,11 +26,19 @@ class Texts(Protocol):
     def places_in_prompt(self, index: int, opened: bool) -> list[Place]: ...
 
 
+class Ends(Protocol):
+    """The tokens that end a turn; see ``turn_ends.TurnEnds``."""
+
+    def split(self, text: str, own_end: int, following: str | None) -> tuple[str, str]: ...
+
+
 class Rules(Protocol):
     """Properties of a chat template."""
 
     closing: str | None  # the text between reasoning and content; None if it does not write both
-    ends: TurnEnds
+
+    @property
+    def ends(self) -> Ends: ...
 
     @property
     def writes_calls(self) -> bool: ...
