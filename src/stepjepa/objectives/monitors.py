@@ -10,6 +10,7 @@ from typing import TypedDict
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from stepjepa.objectives.precision import without_autocast
@@ -157,20 +158,26 @@ class MetricWindow:
         """Return the running sums of these names, 0 for a name that was never added; waits for the device."""
         return [float(self._sums.get(name, 0.0)) for name in names]
 
-    def monitors(self, sums: Mapping[str, float] | None = None) -> dict[str, float]:
+    def monitors(self, sums: Mapping[str, float] | None = None, *, processes: int = 1) -> dict[str, float]:
         """Compute similarities and :meth:`geometry`.
 
-        ``sums`` are those of all processes, under the names of :meth:`add_pairs`; None for this window's own.
+        Args:
+            sums: those of all processes, under the names of :meth:`add_pairs`; None for this window's own.
+            processes: number of processes, each with a window; all of them must call this, and get the same.
         """
         sums = {name: float(value) for name, value in self._sums.items()} if sums is None else sums
         similarity = ratio("matched_similarity", sums["matched"], sums["pairs"])
-        return similarity | ratio("shuffled_similarity", sums["shuffled"], sums["crossings"]) | self.geometry()
+        return similarity | ratio("shuffled_similarity", sums["shuffled"], sums["crossings"]) | self.geometry(processes)
 
-    def geometry(self) -> dict[str, float]:
-        """Compute ranks and retrieval of this process's latest pairs, and count them; empty for fewer than two."""
-        if sum(len(first) for first, _ in self._pairs) < 2:
+    def geometry(self, processes: int = 1) -> dict[str, float]:
+        """Compute ranks and retrieval of the latest pairs of all processes, and count them; empty for fewer than two.
+
+        Each of the ``processes`` gives an equal share of the pairs, or all that it has.
+        """
+        pairs = self._pairs if processes == 1 else self._gathered(-(-self._keep // processes))
+        if sum(len(first) for first, _ in pairs) < 2:
             return {}
-        source, target = (torch.cat(side)[-self._keep :].float() for side in zip(*self._pairs, strict=True))
+        source, target = (torch.cat(side)[-self._keep :].float() for side in zip(*pairs, strict=True))
         return {
             "source_rank": effective_rank(source),
             "target_rank": effective_rank(target),
@@ -179,3 +186,13 @@ class MetricWindow:
             "retrieval_top1": retrieval_top1(source, target),
             "rank_pairs": float(len(source)),
         }
+
+    def _gathered(self, share: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the latest ``share`` pairs of each process in rank order, on the CPU; a process may have none."""
+        own = []
+        if self._pairs:
+            source, target = zip(*self._pairs, strict=True)
+            # Cloned, since a view would be sent with all that it is a part of.
+            own = [(torch.cat(source)[-share:].cpu().clone(), torch.cat(target)[-share:].cpu().clone())]
+        gathered: list[tuple[Tensor, Tensor]] = gather_object(own)
+        return gathered

@@ -72,7 +72,9 @@ def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, fl
     sums = {name: torch.tensor(summed[name]) for name in objective.names}
     means = objective.means(sums, {name: summed[f"count_{name}"] for name in objective.names})
     metrics = {name: float(value) for name, value in means.items()}
-    return metrics | (window.monitors(summed) if objective.of_pairs else {}), int(summed["records"])
+    if objective.of_pairs:
+        metrics |= window.monitors(summed, processes=trainer.accelerator.num_processes)
+    return metrics, int(summed["records"])
 
 
 def score_answers(trainer: MeasuringTrainer) -> dict[str, float]:

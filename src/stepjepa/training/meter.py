@@ -98,7 +98,7 @@ class Meter:
             weights = {term.logged_weight: term.weight_at(progress) for term in objective.terms.values()}
             line |= {
                 **{name: weight for name, weight in weights.items() if name is not None},
-                **self._window.monitors(sums),
+                **self._window.monitors(sums, processes=self._processes),
                 "pairs_per_second": sums["pairs"] / seconds,
                 **ratio("without_pair_share", sums["records_without_pair"], sums["records_with_views"]),
             }
