@@ -163,7 +163,11 @@ def _trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tenso
     if name not in OF_MICRO_BATCHES:  # two processes cut held-out records into other batches
         trainer.evaluate()
     lines = [
-        {key: value for key, value in line.items() if key.endswith(("loss", "matched_similarity", "_rank", "rank_pairs"))}
+        {
+            key: value
+            for key, value in line.items()
+            if key.endswith(("loss", "matched_similarity", "_rank", "rank_pairs"))
+        }
         for line in trainer.state.log_history
     ]
     return {key: value.clone() for key, value in trainer.model.state_dict().items()}, [line for line in lines if line]

@@ -18,8 +18,12 @@ from transformers import TrainerCallback
 import tiny
 from stepjepa.base.files import read_jsonl
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.evaluation.answering import AnswerScores
+from stepjepa.evaluation.held_out import RetrievalScores
 from stepjepa.models.ema import EMA_FILE
 from stepjepa.store.record import read_record
+from stepjepa.tasks.generic import GenericTask
+from stepjepa.training.held_out import check_best_metric
 from stepjepa.training.trainer import JepaTrainer
 
 BEST, STEPS = 2, 5
@@ -150,6 +154,59 @@ def test_where_the_best_checkpoint_is_gone_a_later_one_is_the_best(
     assert is_checkpoint(run, begun / f"checkpoint-{STEPS}")
 
 
+def test_another_metric_chooses_among_the_checkpoints_that_are_there(
+    begun: Path, tmp_path: Path, trained_tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The best value by the metric of the launch before would beat, or never be beaten by, those of this one."""
+    options = {"metric_for_best_model": "lm_loss", "greater_is_better": False}
+    last = str(begun / f"checkpoint-{STEPS - 1}")
+    run = trainer(begun, trained_tokenizer, STEPS, learning_rate=1e-2, **options)
+    run.train(resume_from_checkpoint=last)
+    losses = {line["step"]: line["eval_lm_loss"] for line in run.state.log_history if "eval_lm_loss" in line}
+    assert len(losses) == STEPS
+    best = min(losses, key=losses.__getitem__)
+    assert (run.state.best_global_step, run.state.best_metric) == (best, losses[best])
+    assert is_checkpoint(run, begun / f"checkpoint-{best}")
+    said = capsys.readouterr()
+    assert f"the best checkpoint so far, checkpoint-{BEST}, was chosen by another metric" in said.err
+    changes = {change.name: change for change in read_record(begun).launches[-1].changes}
+    assert str(changes["metric_for_best_model"]) == "metric_for_best_model: score -> lm_loss"
+    assert changes["metric_for_best_model"].mixed and "resumed with another metric_for_best_model" in said.out
+
+
+def test_a_better_step_that_was_not_saved_is_remembered_when_resumed(tmp_path: Path, trained_tokenizer: Any) -> None:
+    """As in a run that was not interrupted: no later checkpoint is the best unless it is better than that step."""
+
+    class Best(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+            metrics["eval_score"] = {2: 0.5, 3: 1.0}.get(state.global_step, 0.2)
+
+    def train(folder: Path, steps: int, resume: str | None) -> JepaTrainer:
+        run = trainer(folder, trained_tokenizer, steps, save_steps=2)
+        run.remove_callback(Scored)
+        run.add_callback(Best())
+        run.train(resume_from_checkpoint=resume)
+        return run
+
+    whole = train(tmp_path / "whole", 8, None)
+    train(tmp_path / "parts", 4, None)
+    resumed = train(tmp_path / "parts", 8, str(tmp_path / "parts" / "checkpoint-4"))
+    assert is_checkpoint(whole, tmp_path / "whole" / "checkpoint-2")
+    assert is_checkpoint(resumed, tmp_path / "parts" / "checkpoint-2")
+    assert (resumed.state.best_global_step, resumed.state.best_metric) == (3, 1.0)
+
+
+def test_a_resumed_run_logs_evaluates_and_saves_as_often_as_it_is_asked_to(begun: Path, trained_tokenizer: Any) -> None:
+    """The state of a checkpoint has the intervals of its own launch."""
+    often = {"logging_steps": 2, "eval_steps": 3, "save_steps": 3}
+    run = trainer(begun, trained_tokenizer, 9, **often)
+    run.train(resume_from_checkpoint=str(begun / f"checkpoint-{STEPS - 1}"))
+    lines = [line for line in run.state.log_history if line["step"] >= STEPS]
+    assert [line["step"] for line in lines if "loss" in line] == [6, 8]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [6, 9]
+    assert {path.name for path in begun.glob("checkpoint-*")} == {f"checkpoint-{n}" for n in (1, 2, 3, 4, 6, 9)}
+
+
 def test_a_clock_that_was_ahead_deletes_no_new_checkpoint(begun: Path, trained_tokenizer: Any) -> None:
     for path in begun.glob("checkpoint-*"):
         os.utime(path, (4e9, 4e9))
@@ -170,3 +227,53 @@ def test_checkpoints_of_the_model_alone_have_the_averages_of_the_best(tmp_path: 
     averages = load_file(best / EMA_FILE)
     assert run.ema is not None and averages.keys() == run.ema._average.keys()
     assert all(torch.equal(run.ema._average[name], value) for name, value in averages.items())
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "remedy"),
+    [
+        ("regular", "eval_lm_los", "did you mean lm_loss?"),
+        ("regular", "score", "expected one of lm_loss, loss, epoch, runtime, samples_per_second"),
+        ("regular", "source_rank", "expected one of lm_loss, loss"),
+        ("llm-jepa", "retrieval_hits_at_1", "add `eval_retrieval`, or name one of lm_loss, jepa_loss, loss, matched_"),
+        ("llm-jepa", "answer_exact", "add `eval_generate N`, or name one of"),
+    ],
+)
+def test_a_metric_that_nothing_measures_is_refused_before_the_training(
+    mode: Any, name: str, remedy: str, tmp_path: Path, trained_tokenizer: Any
+) -> None:
+    """A callback of one's own may add any metric, as that of this file does."""
+    arguments = tiny.arguments(tmp_path, eval_strategy="steps", eval_steps=1, metric_for_best_model=name)
+    records = {"train_dataset": tiny.records(), "eval_dataset": tiny.records()}
+
+    def make(**more: Any) -> JepaTrainer:
+        model, jepa = tiny.make_model("llama", seed=3), JepaConfig(mode=mode)
+        tokenizer = copy.deepcopy(trained_tokenizer)
+        return JepaTrainer(model, arguments, jepa, processing_class=tokenizer, **records, **more)
+
+    with pytest.raises(ValueError, match=f"metric_for_best_model: no evaluation of this run measures .*{remedy}"):
+        make()
+    make(callbacks=[Scored()])
+
+
+def test_every_metric_of_an_evaluation_can_choose_the_best_model(tmp_path: Path, trained_tokenizer: Any) -> None:
+    task, records = GenericTask(), tiny.records()
+    run = JepaTrainer(
+        tiny.make_model("llama", seed=3),
+        tiny.arguments(tmp_path, eval_strategy="steps", eval_steps=1),
+        JepaConfig(stp=0.3),
+        train_dataset=records,
+        eval_dataset=records,
+        processing_class=copy.deepcopy(trained_tokenizer),
+        answer_scores=AnswerScores(records, task, trained_tokenizer, max_new_tokens=3, batch_size=5),
+        retrieval_scores=RetrievalScores(records, task),
+    )
+    measured = run.evaluate()
+    assert {"eval_answer_exact", "eval_retrieval_mrr", "eval_source_rank", "eval_stp_loss"} <= measured.keys()
+    scores = {"answer": run.answer_scores, "retrieval": RetrievalScores(records, task)}
+    for name in measured:
+        run.args.metric_for_best_model = name
+        check_best_metric(run.args, run.objective, scores)
+        with pytest.raises(ValueError, match=r"measures .*expected one of|measures .*did you mean"):
+            run.args.metric_for_best_model = f"{name}x"
+            check_best_metric(run.args, run.objective, scores)

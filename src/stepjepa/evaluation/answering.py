@@ -14,7 +14,7 @@ from stepjepa.data.records import Record
 from stepjepa.evaluation.judging import LineBatches, Question, judge
 from stepjepa.evaluation.prompts import Example, make_examples
 from stepjepa.models.sampling import Sampling, Span
-from stepjepa.tasks.base import Likelihood, Task, record_error
+from stepjepa.tasks.base import Likelihood, Response, Task, record_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -121,6 +121,11 @@ class AnswerScores:
     max_new_tokens: int
     batch_size: int
     plain: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the scores, which are the same for all answers."""
+        return [*self.task.score(self.records[0], Response("")).scores, "stopped"]
 
     def check(self, model: PreTrainedModel) -> Batcher:
         """Prepare the records; ``UserError`` if one with its answer is longer than the model's positions."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
+from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.retrieval import answer_names, rank_targets
 from stepjepa.objectives.reading import ViewEmbeddings
 from stepjepa.tasks.base import Task
@@ -27,6 +28,8 @@ class RetrievalScores:
         records: held-out records.
         task: tells which answers are equal; None where only equal texts are.
     """
+
+    names = RETRIEVAL
 
     def __init__(self, records: Sequence[Record], task: Task | None = None) -> None:
         self._records, self._task = list(records), task

@@ -108,6 +108,13 @@ def ratio(name: str, amount: float, count: float) -> dict[str, float]:
     return {name: amount / count} if count else {}
 
 
+MONITORS = (
+    *("matched_similarity", "shuffled_similarity", "source_rank", "target_rank", "source_rank_centred"),
+    *("target_rank_centred", "retrieval_top1", "rank_pairs"),
+)
+"""Names of what :meth:`MetricWindow.monitors` computes."""
+
+
 class WindowState(TypedDict):
     """Contents of a :class:`MetricWindow`, on the CPU."""
 

@@ -39,6 +39,7 @@ from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
 from stepjepa.running.estimate_text import describe
+from stepjepa.running.held_out import check_metric
 from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, resident_bytes
 from stepjepa.running.precision import bf16_advice, bf16_by_default, with_launched_precision
 from stepjepa.running.transformers import training_arguments
@@ -87,6 +88,7 @@ def dry_run(
         deepspeed = run.trainer.get("deepspeed")
         use_cpu = run.trainer.get("use_cpu", not torch.accelerator.is_available())
         training = training_arguments(run, bool(eval_records), deepspeed=None, use_cpu=use_cpu)
+        check_metric(run, training)
         needs_gpu = "use_cpu" not in run.trainer and (training.bf16 or training.fp16 or processes > 1)
         device = "cpu" if training.device.type == "cpu" and not needs_gpu and not on_gpu else "cuda"
         if device == "cuda" and bf16_by_default(run):

@@ -1,4 +1,4 @@
-"""Scores of answers and of retrieval on held-out records, at every evaluation during training."""
+"""Scores of answers and of retrieval on held-out records during training, and the metric of the best model."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
 from stepjepa.data.summarising import system_prompts
 from stepjepa.evaluation.answering import AnswerScores, spread
 from stepjepa.evaluation.held_out import RetrievalScores
+from stepjepa.objectives.objective import Objective
 from stepjepa.store.prompts import common_system_prompt, with_system_prompt
 from stepjepa.tasks.base import Task, TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
+from stepjepa.training.held_out import check_best_metric
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 
 def held_out_scores(
@@ -82,3 +84,17 @@ def _answer_scores(
         batch_size=config.batch_size,
         plain=config.jepa.plain,
     )
+
+
+def check_metric(run: RunConfig, training: TrainingArguments, objective: Objective | None = None) -> None:
+    """Raise ``UserError`` for a ``metric_for_best_model`` that no evaluation of a run measures, before data are read.
+
+    Args:
+        run: the configuration.
+        training: the Trainer's arguments of it.
+        objective: terms that were passed instead of those of the configuration.
+    """
+    # The scores of a task, and whether the model is a mixture of experts, are known later: ``JepaTrainer`` checks them.
+    scores = {"answer": run.eval_generate, "retrieval": run.eval_retrieval or None, "router": True}
+    with raising_user_errors():
+        check_best_metric(training, objective or Objective.from_config(run.jepa), scores)

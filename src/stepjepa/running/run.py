@@ -34,7 +34,7 @@ from stepjepa.models.loading import add_lora
 from stepjepa.models.token_rows import adapter_rows
 from stepjepa.running.data import read_data
 from stepjepa.running.first_screen import first_screen
-from stepjepa.running.held_out import held_out_scores
+from stepjepa.running.held_out import check_metric, held_out_scores
 from stepjepa.running.loading import load_model_and_tokenizer
 from stepjepa.running.metrics_plot import draw_metrics
 from stepjepa.running.passed import PassedObjects
@@ -225,6 +225,8 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
     has_eval = config.eval_file is not None or config.data_file is not None or passed.eval_dataset is not None
     # Wrong settings are refused before records are read, which may take minutes.
     training = training_arguments(config, has_eval)
+    if not passed.callbacks:
+        check_metric(config, training, passed.objective)
     train_records, eval_records, files = read_data(config, passed.train_dataset, passed.eval_dataset)
     trainer, further_rows = _build(config, passed, training, train_records, eval_records)
     # From here on: a bar for saved weights would break the progress bar of the training.

@@ -46,7 +46,7 @@ SPELLED = {
 LAUNCH_SETTINGS = (
     *("optim", "optim_args", "optim_target_modules", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay"),
-    *("bf16", "fp16", "tf32"),
+    *("bf16", "fp16", "tf32", "neftune_noise_alpha", "ignore_data_skip", "load_best_model_at_end"),
 )
 """Fields of ``TrainingArguments`` that a launch may change, and that affect the weights."""
 
@@ -61,8 +61,12 @@ def launch_settings(record: RunRecord) -> JsonObject:
         return {}
     training, values, processes = record.training, record.training.other, int(record.machine.get("processes") or 1)
     batch_size, grad_accum = values.get("per_device_train_batch_size"), values.get("gradient_accumulation_steps")
+    recorded = {**values, "load_best_model_at_end": training.load_best_model_at_end}
+    chooses = training.load_best_model_at_end or values.get("lr_scheduler_type") == "reduce_lr_on_plateau"
     return {
-        **{name: values.get(name) for name in LAUNCH_SETTINGS},
+        **{name: recorded.get(name) for name in LAUNCH_SETTINGS},
+        # Without either of them the metric has no effect on the weights.
+        **{name: values.get(name) if chooses else None for name in ("metric_for_best_model", "greater_is_better")},
         "max_steps": training.max_steps,
         "num_train_epochs": training.num_train_epochs,
         "batch_size": batch_size,

@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.utils.data import DataLoader
+from transformers.trainer_utils import IntervalStrategy
 
+from stepjepa.base.errors import did_you_mean, shown
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.models.architecture import evaluating
-from stepjepa.objectives.monitors import MetricWindow
+from stepjepa.objectives.monitors import MONITORS, MetricWindow
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, TrainingArguments
+
+# Metrics that Trainer adds to every evaluation.
+_ADDED = ("epoch", "runtime", "samples_per_second")
+# Prefix of metrics -> the setting of a run that has them scored.
+_SCORED_BY = {"answer": "`eval_generate N`", "retrieval": "`eval_retrieval`"}
+
+
+def check_best_metric(args: TrainingArguments, objective: Objective, scores: Mapping[str, object | None]) -> None:
+    """Raise a ``ValueError`` for a ``metric_for_best_model`` that no evaluation measures.
+
+    Trainer would notice that at the first evaluation, and end the run.
+
+    Args:
+        args: the Trainer's arguments.
+        objective: what the run trains.
+        scores: prefix of metrics -> the object that scores them, None for none. Its ``names``, if any, are known.
+    """
+    name = str(args.metric_for_best_model or "").removeprefix("eval_")
+    if not name or args.eval_strategy == IntervalStrategy.NO:
+        return
+    names = [*objective.names, "loss", *(MONITORS if objective.of_pairs else ()), *_ADDED]
+    for prefix, scored in scores.items():
+        if scored is not None and name.startswith(f"{prefix}_") and name not in names:
+            # Asked only now: a task scores an answer to name its scores.
+            names += [f"{prefix}_{score}" for score in getattr(scored, "names", (name.removeprefix(f"{prefix}_"),))]
+    if name not in names:
+        remedy = did_you_mean(name, names) or f"; expected one of {', '.join(names)}"
+        for prefix, setting in _SCORED_BY.items():
+            if scores.get(prefix) is None and name.startswith(f"{prefix}_"):
+                remedy = f"; add {setting}, or name one of {', '.join(names)}"
+        raise ValueError(f"metric_for_best_model: no evaluation of this run measures {shown(name)}{remedy}")
 
 
 class MeasuringTrainer(TrainerInterface, Protocol):

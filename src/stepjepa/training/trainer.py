@@ -32,7 +32,7 @@ from stepjepa.training.checkpoints import CheckpointingTrainer
 from stepjepa.training.description import describe
 from stepjepa.training.exhausted_memory import naming_longest_record
 from stepjepa.training.flops import FlopModel, recomputation
-from stepjepa.training.held_out import measure, score_answers, score_retrieval
+from stepjepa.training.held_out import check_best_metric, measure, score_answers, score_retrieval
 from stepjepa.training.kernels import without_cudnn_attention
 from stepjepa.training.meter import Meter
 from stepjepa.training.named import load_named
@@ -65,7 +65,7 @@ class JepaTrainer(CheckpointingTrainer):
         optimizers: an optimizer and its schedule; None for those that ``args`` describes.
         objective: terms instead of those that ``jepa`` describes; mode, layout and readouts still come from ``jepa``.
         answer_scores: lets the model answer in ``evaluate``, see ``AnswerScores``: the sums of its scores over the
-            records of a process, and ``answers``, how many they are.
+            records of a process, and ``answers``, how many they are; an attribute ``names`` has those of the scores.
         retrieval_scores: ranks the targets of held-out records in ``evaluate``, see ``RetrievalScores``: takes the
             ``Jepa`` and a batch size, and gives metrics by name, the same in every process.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
@@ -141,6 +141,9 @@ class JepaTrainer(CheckpointingTrainer):
             optimizers=optimizers,
         )
         checks.check_processes(args, self.accelerator.num_processes)
+        if all(type(callback).__module__.startswith("transformers.") for callback in callbacks):
+            # A callback of the caller's own may add metrics.
+            check_best_metric(args, self.objective, {"answer": answer_scores, "retrieval": retrieval_scores})
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             checks.check_sharding(self.jepa, answer_scores, retrieval_scores)
         self.answer_scores = answer_scores
