@@ -124,6 +124,34 @@ def test_sharegpt_with_tools(names: tuple[str, str]) -> None:
     assert record.tools == [TOOL] and not describe_unused([record])
 
 
+@pytest.mark.parametrize("names", [("function_call", "observation"), ("tool_call", "tool_response")])
+def test_calls_in_a_row_are_one_turn(names: tuple[str, str]) -> None:
+    """Parallel calls, and a text in front of a call, are messages of their own there; they were refused."""
+    second = {"type": "function", "function": {"name": "f", "arguments": {"city": "Rome"}}}
+    calls = [(names[0], json.dumps(call["function"])) for call in (PARIS, second)]
+    results = [(names[1], "rain"), (names[1], "sun")]
+    turns = [("human", "q"), *calls, *results, ("gpt", "so"), *calls[:1], *results[:1], ("gpt", "a")]
+    row = {"conversations": [{"from": name, "value": value} for name, value in turns]}
+    rain, sun = ({"role": "tool", "content": text} for text in ("rain", "sun"))
+    both = {"role": "assistant", "content": "", "tool_calls": [PARIS, second]}
+    beside = {"role": "assistant", "content": "so", "tool_calls": [PARIS]}
+    assert parse_record(row).messages == (USER, both, rain, sun, beside, rain, ASSISTANT)
+    # The same in ms-swift's form, with a weight for each message.
+    chat = [{"role": name, "content": value} for name, value in turns]
+    for place in (1, 2):
+        chat[place]["loss"] = False
+    assert parse_record({"messages": chat}).messages[1] == both | {"weight": 0}
+    chat[2]["loss"] = True
+    with pytest.raises(
+        UserError, match=r"messages\[2\] and the message before it are one turn, of which one is trained"
+    ):
+        parse_record({"messages": chat})
+    chat[2]["loss"] = False
+    chat[2]["reasoning_content"] = "t"
+    with pytest.raises(UserError, match=r"messages\[2\].reasoning_content: .*; move the thought there"):
+        parse_record({"messages": chat})
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

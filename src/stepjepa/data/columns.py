@@ -7,7 +7,16 @@ from typing import NamedTuple
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.messages import SYSTEM_ROLES, WEIGHTS, from_json, is_absent, number_as_text, read_message
+from stepjepa.data.messages import (
+    SYSTEM_ROLES,
+    WEIGHTS,
+    continues_turn,
+    from_json,
+    is_absent,
+    join_calls,
+    number_as_text,
+    read_message,
+)
 from stepjepa.data.row_error import SKIP, Remedy, RowError
 
 USER = ("prompt", "question", "instruction", "input", "text", "query")
@@ -171,6 +180,8 @@ def _add_turns(chat: Chat, row: Mapping[str, object], name: str, role: str | Non
         message, unused = read_message(turn, f"{name}[{index}]")
         if role == "user" and message["role"] == "assistant" and all(is_absent(turn.get(key)) for key in WEIGHTS):
             message["weight"] = 0  # an answer of a prompt, which TRL does not train
+        if index > 0 and message.get("tool_calls") and continues_turn(turn, chat.messages[-1]):
+            message = join_calls(chat.messages.pop(), message, f"{name}[{index}]")
         chat.messages.append(message)
         chat.unused.extend(f"{name}[].{key}" for key in unused if f"{name}[].{key}" not in chat.unused)
 

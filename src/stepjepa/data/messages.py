@@ -125,15 +125,15 @@ def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
         if isinstance(role, str) and role in _TEXT_ROLES and isinstance(text, str) and text.strip():
             return {"role": role, "content": text}, []  # fast path for most messages, in a fifth of the time
     check_text_only(turn, f"{name}.")
-    source_role, value = _first(turn, "role", "from"), _first(turn, "content", "value")
-    role = "tool" if turn.get("role") == "function" else _OTHER_ROLES.get(str(source_role), source_role)
+    named_role, value = _first(turn, "role", "from"), _first(turn, "content", "value")
+    role = source_role(turn)
     if role not in ROLES:
         if not isinstance(role, str):
             raise UserError(f"{name} is {shown(turn)}; {_EXPECTED}")
         fault = f"the role of {name} is {shown(role)}; expected one of {', '.join(ROLES)}"
         raise UserError(f"{fault}{did_you_mean(role, (*ROLES, *_OTHER_ROLES)) or '; rename it'}")
     unread = [str(key) for key, item in turn.items() if not (is_absent(item) or _is_read(turn, key))]
-    if source_role in _CALLS:
+    if named_role in _CALLS:
         calls, value = _calls(value, f"{name}.value", "value", unread), None
     else:
         called = [turn[key] for key in ("function_call", "tool_calls") if not is_absent(turn.get(key))]
@@ -155,6 +155,40 @@ def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
     message = {"role": role, "content": _content(value, role, name, may_be_empty=may_be_empty)}
     message |= {key: part for key, part in optional.items() if part is not None}
     return message, unread
+
+
+def source_role(turn: Mapping[str, object]) -> object:
+    """Return the role of a message under our name of it; a name that is not known is returned as it is."""
+    named_role = _first(turn, "role", "from")
+    return "tool" if turn.get("role") == "function" else _OTHER_ROLES.get(str(named_role), named_role)
+
+
+def continues_turn(turn: Mapping[str, object], before: Mapping[str, object]) -> bool:
+    """Whether a message is a call of the turn before it: ShareGPT's and ms-swift's form has a message for each call.
+
+    Args:
+        turn: as in the row.
+        before: the message before it, as :func:`read_message` returns it.
+    """
+    return _first(turn, "role", "from") in _CALLS and before["role"] == "assistant"
+
+
+def join_calls(before: JsonObject, call: JsonObject, name: str) -> JsonObject:
+    """Return the turn of an assistant's message and of a call behind it; parallel calls are one turn.
+
+    Args:
+        before: the message in front, of text or calls.
+        call: the message of the call.
+        name: its place in the row, for errors.
+
+    Raises:
+        UserError: only one of the two is trained, or the call has a thought of its own.
+    """
+    if before.get("weight") != call.get("weight"):
+        raise UserError(f"{name} and the message before it are one turn, of which one is trained; give both one weight")
+    if "reasoning_content" in call:
+        raise UserError(f"{name}.reasoning_content: the turn begins with the message before it; move the thought there")
+    return {**before, "tool_calls": [*before.get("tool_calls", ()), *call["tool_calls"]]}
 
 
 def _is_read(turn: Mapping[str, object], key: str) -> bool:

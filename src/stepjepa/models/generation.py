@@ -23,6 +23,7 @@ from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer
+from stepjepa.chat.turn_text import Tools, Variables
 from stepjepa.models.architecture import base_model
 from stepjepa.models.sampling import Answer, Sampling, Span
 from stepjepa.models.token_rows import add_stop_tokens
@@ -76,9 +77,9 @@ class Generator:
             **settings,
         )
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+    def prompt_ids(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> list[int]:
         """Return the tokens of the prompt for the next assistant turn of a chat."""
-        prompt = self.template.prompt(messages)
+        prompt = self.template.prompt(messages, tools, variables)
         (tokens,) = TextTokenizer(self.tokenizer)([prompt], [self.template.prompt_own(messages)])
         ids: list[int] = tokens.ids.tolist()
         return ids

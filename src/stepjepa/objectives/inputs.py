@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
 from stepjepa.chat.marks import Message
+from stepjepa.chat.unused import Reads, parts_without_use
 from stepjepa.data.columns import ASSISTANT, CHATS, USER
-from stepjepa.data.messages import from_json, is_absent, read_message
-from stepjepa.data.records import Record, as_records
+from stepjepa.data.messages import from_json, is_absent, read_message, source_role
+from stepjepa.data.records import Record, as_records, tell_unused
 
 PLACEHOLDER = "."
 """Stands for an answer that is never read."""
@@ -57,9 +58,9 @@ def as_inputs(values: Any, *, open_chats: bool) -> list[Text] | list[Record]:
 
 
 def with_answer(row: Any) -> Any:
-    """Append a placeholder answer, which is never read, to a row that has none: its chat ends in a user's turn.
+    """Append a placeholder answer, which is never read, to a row whose chat ends in a question or result.
 
-    The question may also be in a separate column. Any other value is returned unchanged.
+    The result is that of a tool; the question may also be in a separate column. Any other value is returned unchanged.
     """
     if not isinstance(row, Mapping):
         return row
@@ -72,34 +73,57 @@ def with_answer(row: Any) -> Any:
     except UserError:  # the reader of the record says so
         return row
     last = chat[-1] if isinstance(chat, list) and chat else None
-    if not isinstance(last, Mapping) or (last.get("role") or last.get("from")) not in ("user", "human"):
+    if not isinstance(last, Mapping) or source_role(last) not in ("user", "tool"):
         return row
     return {**row, name: [*chat, {"role": "assistant", "content": PLACEHOLDER}]}
 
 
-Chat = str | Sequence[Message]
-"""A question to a model: a text, or the messages of a chat up to the turn to be generated."""
+Chat = str | Sequence[Message] | Record | JsonObject
+"""A question to a model: a text; the messages of a chat up to the turn to be generated; or a record, which may have
+``tools`` and ``chat_template_kwargs`` beside its ``messages``, and whose last answer, if it has one, is left out."""
 
 
-def as_chats(questions: Iterable[Chat]) -> list[list[Message]]:
-    """Convert questions to chats, whose messages are read as those of records.
+class Question(NamedTuple):
+    """A chat up to the turn to be generated, with all that a template renders beside it."""
+
+    messages: Sequence[Message]
+    tools: list[JsonObject] | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+
+def as_questions(chats: Iterable[Chat]) -> list[Question]:
+    """Read questions; their messages are read as those of records.
 
     Raises:
-        ValueError: a single text in place of a list, or a chat without messages.
-        UserError: a message is wrong.
+        ValueError: a single text or record in place of a list, or a chat without messages.
+        UserError: a message or a record is wrong.
     """
-    if isinstance(questions, str):
-        raise ValueError("questions: expected a list of questions, got one text; put it into a list")
-    chats: list[list[Message]] = [
-        [{"role": "user", "content": question}] if isinstance(question, str) else _chat(question)
-        for question in questions
-    ]
-    if not all(chats):
+    if isinstance(chats, str | Mapping | Record):
+        kind = "text" if isinstance(chats, str) else "record"
+        raise ValueError(f"questions: expected a list of questions, got one {kind}; put it into a list")
+    questions = [_question(chat) for chat in chats]
+    if not all(question.messages for question in questions):
         raise ValueError("question: expected a text or messages, got an empty list")
-    return chats
+    return questions
 
 
-def _chat(messages: Sequence[Message]) -> list[Message]:
+def note_without_use(template: Reads, questions: Iterable[Question]) -> None:
+    """Print the parts of questions that a template does not read, each once with the reason."""
+    for part in dict.fromkeys(part for question in questions for part in parts_without_use(template, *question)):
+        note(f"not used: {part}")
+
+
+def _question(chat: Chat) -> Question:
+    if isinstance(chat, str):
+        return Question([{"role": "user", "content": chat}])
+    if not isinstance(chat, Mapping | Record):
+        return Question(_messages(chat))
+    (record,) = as_records([chat], change=with_answer)
+    tell_unused([record], extra=False)
+    return Question(record.messages[:-1], record.tools, record.chat_template_kwargs)
+
+
+def _messages(messages: Sequence[Message]) -> list[Message]:
     """Return messages in the form of a record, and print the keys that are not read."""
     parsed = [read_message(turn, f"question[{number}]") for number, turn in enumerate(messages)]
     if unused := dict.fromkeys(key for _, keys in parsed for key in keys):

@@ -20,7 +20,6 @@ from stepjepa.base.processes import is_main_process
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.marks import Message
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.batch_sizes import ANSWERED, EMBEDDED
 from stepjepa.config.jepa import JepaConfig
@@ -33,7 +32,7 @@ from stepjepa.models.loading import load_for_inference
 from stepjepa.models.sampling import Sampling
 from stepjepa.objectives.embedding import Embedder, ViewTokenizer
 from stepjepa.objectives.index import TextIndex
-from stepjepa.objectives.inputs import Chat, EmbedOptions, Inputs, as_chats
+from stepjepa.objectives.inputs import Chat, EmbedOptions, Inputs, Question, as_questions, note_without_use
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
 from stepjepa.objectives.provenance import Provenance, save_with_record, trained_config
@@ -380,7 +379,8 @@ class Jepa:
         :attr:`system_prompt` is put in front of a chat that has no system message of its own.
 
         Args:
-            question: the text of a user message, or messages up to the turn to be generated.
+            question: the text of a user message; messages up to the turn to be generated; or a record of them, with
+                ``tools`` and ``chat_template_kwargs`` beside ``messages``, whose last answer is left out.
             max_new_tokens: most tokens of the answer.
 
         Returns:
@@ -404,7 +404,9 @@ class Jepa:
             UserError: see :meth:`answer`.
         """
         generator = Generator(self.model, self.tokenizer, Sampling(max_new_tokens), plain=self.config.plain)
-        prompts = [generator.prompt_ids(self._with_system_prompt(chat)) for chat in as_chats(questions)]
+        asked = [self._with_system_prompt(question) for question in as_questions(questions)]
+        note_without_use(generator.template, asked)
+        prompts = [generator.prompt_ids(*question) for question in asked]
         longest = max(map(len, prompts), default=0) + max_new_tokens
         if generator.positions is not None and longest > generator.positions:
             message = f"prompt and answer have up to {longest} tokens, the model {generator.positions} positions"
@@ -416,10 +418,10 @@ class Jepa:
                 texts += [samples[0].text for samples in answers]
         return texts
 
-    def _with_system_prompt(self, chat: list[Message]) -> list[Message]:
-        if not self.system_prompt or self.config.plain or chat[0]["role"] in SYSTEM_ROLES:
-            return chat
-        return [{"role": "system", "content": self.system_prompt}, *chat]
+    def _with_system_prompt(self, question: Question) -> Question:
+        if not self.system_prompt or self.config.plain or question.messages[0]["role"] in SYSTEM_ROLES:
+            return question
+        return question._replace(messages=[{"role": "system", "content": self.system_prompt}, *question.messages])
 
     # -- saving --------------------------------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class Run:
         The prompt is that of an evaluation: chat template and system prompt of training.
 
         Args:
-            question: a text, or messages up to the turn to be generated.
+            question: a text, messages up to the turn to be generated, or a record of them, with its ``tools``.
             max_new_tokens: maximum number of tokens in the answer.
         """
         return self._jepa.answer(question, max_new_tokens=max_new_tokens)
