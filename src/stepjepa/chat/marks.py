@@ -8,7 +8,7 @@ texts, so the record's own texts are marked, and apart from the marks the output
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -255,18 +255,6 @@ def _marked_call(call: Any, mark: Callable[[str, Kind], str]) -> Any:
         **call,
         "function": {**function, **{key: inner(function[key]) for key in ("name", "arguments") if key in function}},
     }
-
-
-def argument_names(message: Message) -> Iterator[str]:
-    """Yield the names of all arguments of a message's tool calls, nested ones included."""
-    waiting: list[Any] = [call.get("function", call).get("arguments") for call in message.get("tool_calls") or ()]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Mapping):
-            yield from map(str, value)
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
 
 
 def _with_white_space(parts: Sequence[Part], inside: _Unmarked, outside: _Unmarked) -> list[Span | None]:

@@ -1,8 +1,7 @@
 """Messages from whose rendering the properties of a chat template are derived."""
 
-import json
-
 from stepjepa.base.json_object import JsonObject
+from stepjepa.chat.tool_calls import with_text_arguments
 
 # Private-use characters: no template writes them and no ordinary text holds them.
 ASKED, ANSWER, THOUGHT, OTHER = "\ue000q\ue001", "\ue000a\ue001", "\ue000t\ue001", "\ue000o\ue001"
@@ -27,9 +26,3 @@ def calling_message(*, as_text: bool) -> JsonObject:
     # Mistral's templates require an id of nine characters.
     call = {"type": "function", "id": "call00001", "function": {"name": FUNCTION, "arguments": {"key": OTHER}}}
     return {**make_message("assistant", ""), "tool_calls": [with_text_arguments(call) if as_text else call]}
-
-
-def with_text_arguments(call: JsonObject) -> JsonObject:
-    """Return a tool call with its arguments as JSON text."""
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}

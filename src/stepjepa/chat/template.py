@@ -16,7 +16,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.chat import source as sources
 from stepjepa.chat.beginnings import Beginnings
 from stepjepa.chat.forms import Forms
-from stepjepa.chat.marks import REASONING_KEYS, Message, Span, argument_names, contents, locate
+from stepjepa.chat.marks import REASONING_KEYS, Message, Span, contents, locate
 from stepjepa.chat.probes import (
     ANSWER,
     ASKED,
@@ -28,13 +28,13 @@ from stepjepa.chat.probes import (
     TOOL,
     calling_message,
     make_message,
-    with_text_arguments,
 )
 from stepjepa.chat.renderer import Renderer
 from stepjepa.chat.served import trained_turns
 from stepjepa.chat.source import PINNED_DATE
 from stepjepa.chat.thought import ends_in_thought, last_tag, thought_in
 from stepjepa.chat.tokens import check_fast
+from stepjepa.chat.tool_calls import argument_names, with_text_arguments
 from stepjepa.chat.turn_ends import TurnEnds
 from stepjepa.chat.turn_text import Rendered, Tools, Turn, Variables
 from stepjepa.chat.turns import make_turn

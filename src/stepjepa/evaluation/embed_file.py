@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from stepjepa.base.errors import UserError, shown
@@ -22,19 +19,15 @@ from stepjepa.data.messages import is_absent, number_as_text
 from stepjepa.data.records import BadRecords, Record, named, parse_record
 from stepjepa.data.row_error import RowError
 from stepjepa.data.sources import read_rows
+from stepjepa.evaluation.vector_files import FORMATS, VectorWriter, open_writer
 from stepjepa.objectives.embedding import BLOCK, Embedder
 from stepjepa.objectives.inputs import Text, with_answer
 from stepjepa.objectives.reading import SideEmbeddings
 
-if TYPE_CHECKING:
-    from pyarrow import Schema
-    from pyarrow.parquet import ParquetWriter
-
-FORMATS = (".npy", ".parquet")
 REMEMBERED = 1_000_000
-"""Most distinct texts that are remembered over blocks, so that each is embedded once.
+"""Maximum number of distinct texts that are remembered over blocks, so that each is embedded once.
 
-A text that is new behind them is embedded, and counted as distinct, again in every block that has it.
+A further text is embedded, and counted as distinct, again in every block that has it.
 """
 
 T = TypeVar("T")
@@ -54,7 +47,7 @@ class EmbeddedFile:
 
     @property
     def distinct_is_upper_bound(self) -> bool:
-        """Whether there may be fewer distinct texts than ``distinct``: no more than :data:`REMEMBERED` are known."""
+        """Whether there may be fewer distinct texts than ``distinct``, since only :data:`REMEMBERED` are remembered."""
         return self.of_texts and self.distinct > REMEMBERED
 
     def to_dict(self) -> JsonObject:
@@ -134,7 +127,7 @@ def embed_file(
         inputs, size = iter(records_of(path, open_chats=embedder.tokenizer.open_chats, bad=embedded.bad)), BLOCK // 10
     with (
         atomic_write(output, "w+b") as stream,
-        _open_writer(stream, embedded.path, ids=id_column is not None) as writer,
+        open_writer(stream, embedded.path, ids=id_column is not None) as writer,
         tqdm(unit="line", desc="embed", disable=None) as progress,
     ):
         embed_texts = _DistinctTexts(embedder, writer)
@@ -213,10 +206,10 @@ def _id(text: Text | Record, row: JsonObject, column: str) -> str:
 
 @dataclass
 class _DistinctTexts:
-    """Embeds the new texts of a block; the vectors of texts of earlier blocks are read back from the file."""
+    """Embeds the new texts of a block, and reads the vectors of texts of earlier blocks back from the file."""
 
     embedder: Embedder
-    writer: _Writer
+    writer: VectorWriter
     distinct: int = 0
     rows: dict[bytes, int] = field(default_factory=dict)  # hash of a text -> its row
 
@@ -237,97 +230,3 @@ class _DistinctTexts:
             if keys[number] not in self.rows and len(self.rows) < REMEMBERED:
                 self.rows[keys[number]] = self.writer.rows + number
         return SideEmbeddings(all_vectors, np.arange(len(texts)), np.ones(len(texts), np.int64))
-
-
-class _Writer:
-    """Appends vectors to a binary file, and reads earlier ones back."""
-
-    def __init__(self, spool: IO[bytes]) -> None:
-        self.spool, self.rows, self.dimensions, self.offset = spool, 0, 0, 0
-
-    def begin(self, dimensions: int) -> None:
-        """Set the number of dimensions."""
-        self.dimensions = dimensions
-
-    def read(self, rows: list[int]) -> NDArray[np.float32]:
-        """Read rows that are written, ``[len(rows), D]``."""
-        self.spool.flush()
-        shape = (self.rows, self.dimensions)
-        return np.array(np.memmap(self.spool, np.float32, "r", self.offset, shape)[rows])
-
-    def write(self, embeddings: SideEmbeddings, lines: list[int], ids: list[str] | None) -> None:
-        """Append the rows of a block."""
-        if not self.dimensions:
-            self.begin(embeddings.vectors.shape[1])
-        self.spool.seek(0, 2)
-        self.spool.write(np.ascontiguousarray(embeddings.vectors).tobytes())
-        self.rows += len(embeddings.vectors)
-
-    def finish(self) -> None:
-        """Complete the file."""
-
-
-class _NpyWriter(_Writer):
-    """A ``.npy`` file; its header, which has the number of rows, is written again at the end."""
-
-    def begin(self, dimensions: int) -> None:
-        super().begin(dimensions)
-        self._write_header()
-        self.offset = self.spool.tell()
-
-    def finish(self) -> None:
-        self.spool.seek(0)
-        self._write_header()
-        # NumPy leaves room for a growing first dimension.
-        assert self.spool.tell() == self.offset
-
-    def _write_header(self) -> None:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.dimensions)}
-        np.lib.format.write_array_header_1_0(self.spool, header)
-
-
-class _ParquetWriter(_Writer):
-    """A Parquet file with one row group for each block."""
-
-    def __init__(self, spool: IO[bytes], stream: IO[bytes], *, ids: bool) -> None:
-        super().__init__(spool)
-        self._stream, self._ids = stream, ids
-        self._writer: ParquetWriter | None = None
-
-    def _schema(self) -> Schema:
-        import pyarrow as pa
-
-        columns = [("id", pa.string())] if self._ids else []
-        columns += [("line", pa.int64()), ("step", pa.int64())]
-        return pa.schema([*columns, ("embedding", pa.list_(pa.float32(), self.dimensions))])
-
-    def write(self, embeddings: SideEmbeddings, lines: list[int], ids: list[str] | None) -> None:
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        super().write(embeddings, lines, ids)
-        schema = self._schema()
-        if self._writer is None:
-            self._writer = parquet.ParquetWriter(self._stream, schema)
-        flat = pa.array(embeddings.vectors.reshape(-1))
-        columns: dict[str, Any] = {
-            "line": np.asarray(lines)[embeddings.index],
-            "step": embeddings.step,
-            "embedding": pa.FixedSizeListArray.from_arrays(flat, self.dimensions),
-        }
-        if ids is not None:
-            columns["id"] = [ids[index] for index in embeddings.index]
-        self._writer.write_table(pa.table(columns, schema=schema))
-
-    def finish(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-@contextmanager
-def _open_writer(stream: IO[bytes], output: Path, *, ids: bool) -> Iterator[_Writer]:
-    if output.suffix.lower() == ".npy":
-        yield _NpyWriter(stream)
-    else:
-        with tempfile.TemporaryFile(dir=output.parent) as spool:
-            yield _ParquetWriter(spool, stream, ids=ids)

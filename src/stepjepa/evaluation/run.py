@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,7 +18,6 @@ from stepjepa.base.files import fingerprint, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
 from stepjepa.config.batch_sizes import EMBEDDED
-from stepjepa.config.server import ServerSettings
 from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher
@@ -29,17 +28,15 @@ from stepjepa.evaluation.scores import Scores
 from stepjepa.evaluation.selection import Selection
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.models.names import check_model_name, check_trained
-from stepjepa.models.sampling import Sampling
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.prompts import share_trained_on, training_system_prompt, with_system_prompt
 from stepjepa.store.record import trained_objective
-from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import users_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from stepjepa.config.jepa import JepaConfig, Quantization
+    from stepjepa.config.jepa import JepaConfig
     from stepjepa.evaluation.retrieval import Retrieval
     from stepjepa.objectives.reading import ViewEmbeddings
 
@@ -78,10 +75,10 @@ class Evaluation:
         self.output = OutputFile(settings.output_file, indices, self._identity, overwrite=settings.overwrite)
 
     def _check_model(self) -> None:
-        """Raise ``UserError`` for a model that can't be evaluated, before records are read, which may take minutes."""
+        """Raise ``UserError`` for a model that can't be evaluated; reading the records may take minutes."""
         settings, path = self.settings, self.settings.model_path
         if path is not None and settings.serving.server:
-            check_model_name(path)  # its tokenizer alone is used
+            check_model_name(path)  # only its tokenizer is used
         elif path is not None:
             check_trained(path)
             if settings.similarity:
@@ -101,7 +98,7 @@ class Evaluation:
             "batch_size": None if settings.serving.server else settings.batch_size,
         }
         columns = {} if settings.columns is None else {"columns": settings.columns}
-        # Without the server's address, which may change when a server is restarted.
+        # The server's address is left out: it may change when the server is restarted.
         served = {name: getattr(settings.serving, name) for name in ("server_model", "completions")}
         return {
             "model": None if settings.model_path is None else model_fingerprint(settings.model_path),
@@ -150,25 +147,27 @@ class Evaluation:
                 self.output.done[index]["ranks"] = ranks
         lines = self.output.finish()
         fresh = [line for line in lines if line["index"] not in before]
-        tokens = [line["new_tokens"] for line in fresh]
-        is_measured = fresh and seconds and None not in tokens
+        ranking = None if retrieval is None else retrieval.summary()
+        summary = self._summarise(lines, similarity, ranking) | _cost(fresh, seconds)
+        write_json(self.output.summary_file, summary)
+        return summary
+
+    def _summarise(
+        self, lines: Sequence[JsonObject], similarity: JsonObject | None, retrieval: JsonObject | None
+    ) -> JsonObject:
+        """Return the summary of the lines, without the cost of this call."""
         path, address = self.settings.model_path, self.settings.serving.server
-        summary = {
+        return {
             "model_path": path,
             **({"server": address, "not_measured": self._not_measured()} if address else {}),
             "test_file": str(self.settings.test_file),
             "test_fingerprint": self._identity["test_file"],
             **self.selection.summarise(lines),
             "similarity": similarity,
-            "retrieval": retrieval and retrieval.summary(),
+            "retrieval": retrieval,
             "trained_on": None if path is None else share_trained_on(path, self.records.values()),
             "settings": self._identity,
-            "generated_now": len(fresh),
-            "seconds": seconds,
-            "tokens_per_second": sum(tokens) / seconds if is_measured else None,
         }
-        write_json(self.output.summary_file, summary)
-        return summary
 
     def _add_cosines(self, cosines: Sequence[float | None]) -> JsonObject:
         """Add the mean cosine of each record's pairs to its line; summarise those of right and of wrong answers."""
@@ -207,7 +206,7 @@ class Evaluation:
         readout: JsonObject = {"layer": settings.layer, "pooling": settings.pooling}
         trained = trained_objective(path)
         if not has_objective(trained) and settings.layer is None and settings.pooling is None:
-            # A baseline is compared with models that have an objective, by one command for all of them.
+            # One command evaluates models with an objective and their baseline, which has none.
             readout["pooling"] = "mean"
             note(
                 "the model has no JEPA objective, which would say where its embeddings are read: retrieval takes the "
@@ -271,6 +270,17 @@ class Evaluation:
         for line in notes_on_prompts(engine.examples, self.records, generator.tokenizer, generator.template):
             note(line)
         return engine
+
+
+def _cost(fresh: Sequence[JsonObject], seconds: float) -> JsonObject:
+    """Return number, seconds and speed of the lines that one call has generated."""
+    tokens = [line["new_tokens"] for line in fresh]
+    is_measured = fresh and seconds and None not in tokens
+    return {
+        "generated_now": len(fresh),
+        "seconds": seconds,
+        "tokens_per_second": sum(tokens) / seconds if is_measured else None,
+    }
 
 
 def embed_views(
@@ -346,8 +356,8 @@ def evaluate(
         model_path: run folder, checkpoint folder, adapter or hub id; may be None if a ``server`` answers.
         test_file: records, as for training.
         output_file: JSON lines; None for ``NAME.jsonl`` in the run folder, by the name of the test file.
-        settings: fields of ``EvaluationSettings``, ``Sampling``, ``TaskOptions`` and ``ServerSettings``, which are the
-            flags of ``stepjepa evaluate``, such as ``task``, ``max_new_tokens`` or ``overwrite=True``. With
+        settings: fields of ``EvaluationSettings``, ``Sampling``, ``TaskOptions`` and ``ServerSettings``: the flags of
+            ``stepjepa evaluate``, such as ``task``, ``max_new_tokens`` or ``overwrite=True``. With
             ``server="http://127.0.0.1:8000/v1"`` and ``server_model="NAME"`` a server answers.
 
     Returns:
@@ -361,49 +371,13 @@ def evaluate(
     """
     if model_path is None and output_file is None:
         raise ValueError("evaluate: expected an output_file where model_path is None, got None")
-    quantization = _pop_quantization(settings)
-    of_evaluation, of_task, of_sampling, of_serving = _by_class(settings)
     # As 'stepjepa evaluate' does: prompts have the form of training.
     trained = None if model_path is None else trained_objective(model_path)
-    of_evaluation.setdefault("plain", bool((trained or {}).get("plain")))
+    settings.setdefault("plain", bool((trained or {}).get("plain")))
     output = Path(output_file or Path(model_path or "") / f"{Path(test_file).stem}.jsonl")
-    evaluation = Evaluation(
-        EvaluationSettings(
-            model_path=None if model_path is None else os.fspath(model_path),
-            test_file=os.fspath(test_file),
-            output_file=os.fspath(output),
-            task_options=TaskOptions(**of_task),
-            sampling=Sampling(**of_sampling),
-            serving=ServerSettings(**of_serving),
-            quantization=quantization,
-            **of_evaluation,
-        )
-    )
-    return Scores(output, evaluation.run())
-
-
-_QUANTIZATIONS: dict[str, Quantization] = {"load_in_4bit": "4bit", "load_in_8bit": "8bit"}
-_NESTED = ("task_options", "sampling", "serving", "quantization")
-"""Fields of ``EvaluationSettings`` that :func:`evaluate` fills with settings of other names."""
-
-
-def _pop_quantization(settings: dict[str, Any]) -> Quantization | None:
-    """Take the two flags of quantization out of ``settings``; ValueError if both are set."""
-    chosen = [bits for name, bits in _QUANTIZATIONS.items() if settings.pop(name, False)]
-    if len(chosen) > 1:
-        raise ValueError("load_in_4bit, load_in_8bit: expected one of them, got both")
-    return chosen[0] if chosen else None
-
-
-def _by_class(settings: Mapping[str, Any]) -> list[JsonObject]:
-    """Sort settings by their classes: ``EvaluationSettings``, ``TaskOptions``, ``Sampling``, ``ServerSettings``.
-
-    TypeError if none of them has a field of that name.
-    """
-    classes = (EvaluationSettings, TaskOptions, Sampling, ServerSettings)
-    names = [{field.name for field in fields(cls)}.difference(_NESTED) for cls in classes]
-    for name in settings:
-        if not any(name in field_names for field_names in names):
-            settable = ", ".join(sorted(set(_QUANTIZATIONS).union(*names)))
-            raise TypeError(f"evaluate: expected settings among {settable}, got '{name}'")
-    return [{name: value for name, value in settings.items() if name in field_names} for field_names in names]
+    paths = {
+        "model_path": None if model_path is None else os.fspath(model_path),
+        "test_file": os.fspath(test_file),
+        "output_file": os.fspath(output),
+    }
+    return Scores(output, Evaluation(EvaluationSettings.from_flat({**settings, **paths})).run())

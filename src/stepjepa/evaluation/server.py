@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.json_object import JsonObject
+from stepjepa.chat.tool_calls import with_text_arguments
 from stepjepa.config.server import KEY_VARIABLE, ServerSettings
 from stepjepa.data.messages import SYSTEM_ROLES
 from stepjepa.data.records import Record
@@ -24,6 +25,7 @@ from stepjepa.tasks.base import Task, record_error
 
 if TYPE_CHECKING:
     import httpx
+
 CONTACT_SECONDS = 5.0
 """Seconds within which a running server answers a GET of its address, even if it is busy."""
 
@@ -241,17 +243,11 @@ def chat_fields(record: Record) -> JsonObject:
             sent["reasoning"] = thought  # the name that vLLM reads
         if calls := sent.get("tool_calls"):
             # Records hold arguments as an object; the API has them as JSON text.
-            sent["tool_calls"] = [_with_arguments_as_text(call) for call in calls]
+            sent["tool_calls"] = [with_text_arguments(call) for call in calls]
         messages.append(sent)
     _add_call_ids(messages)
     optional = {"tools": record.tools, "chat_template_kwargs": record.chat_template_kwargs}
     return {"messages": messages, **{name: value for name, value in optional.items() if value is not None}}
-
-
-def _with_arguments_as_text(call: JsonObject) -> JsonObject:
-    function = call["function"]
-    text = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": text}}
 
 
 def _add_call_ids(messages: Sequence[JsonObject]) -> None:

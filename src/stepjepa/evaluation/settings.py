@@ -1,8 +1,9 @@
 """Settings of evaluations, without importing torch."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import File, check_output_file
@@ -22,6 +23,7 @@ _POOLING = "take the embedding of the last token, or the mean (that of training)
 _BAD = "lines that are no valid record: error, or skip them and report how many"
 _TASK = f"how answers are scored; {', '.join(TASKS)}, your module:Class, or auto, which recognises the records"
 _SCORING = "rules of scoring; reference adds those of the published evaluation, mistakes included"
+_QUANTIZATIONS: dict[str, Quantization] = {"load_in_4bit": "4bit", "load_in_8bit": "8bit"}
 _PREDICTIONS = "JSON lines with 'index' (from 0), 'generated' (a text, or a list of samples), optionally 'stopped'"
 
 
@@ -113,6 +115,33 @@ class EvaluationSettings(ScoringSettings):
             self._check_server()
         elif self.model_path is None:
             raise UserError("model_path: name the run to evaluate, or a `server` that answers")
+
+    @classmethod
+    def from_flat(cls, settings: Mapping[str, Any]) -> Self:
+        """Make the settings of an evaluation from flat ones, which have the names of the flags.
+
+        Args:
+            settings: fields of this class and of the classes nested in it; ``load_in_4bit`` or ``load_in_8bit``.
+
+        Raises:
+            TypeError: there is no such setting.
+            ValueError: both quantizations are set.
+        """
+        nested = {"task_options": TaskOptions, "sampling": Sampling, "serving": ServerSettings}
+        names = {part: {option.name for option in fields(kind)} for part, kind in nested.items()}
+        own = {option.name for option in fields(cls)} - {*nested, "quantization"}
+        settable = set(_QUANTIZATIONS).union(own, *names.values())
+        if unknown := [name for name in settings if name not in settable]:
+            raise TypeError(f"evaluate: expected settings among {', '.join(sorted(settable))}, got '{unknown[0]}'")
+        quantizations = [bits for name, bits in _QUANTIZATIONS.items() if settings.get(name)]
+        if len(quantizations) > 1:
+            raise ValueError("load_in_4bit, load_in_8bit: expected one of them, got both")
+
+        def among(part: set[str]) -> JsonObject:
+            return {name: value for name, value in settings.items() if name in part}
+
+        parts = {part: kind(**among(names[part])) for part, kind in nested.items()}
+        return cls(quantization=next(iter(quantizations), None), **parts, **among(own))
 
     def _check_server(self) -> None:
         """Raise ``UserError`` for a setting that a server needs and that is missing, or that has no effect on one."""
