@@ -55,7 +55,7 @@ class Difference:
     token_ratio: float | None  # training tokens divided by those of the baseline
     flops_ratio: float | None  # mean over seeds of training FLOPs divided by those of the baseline
     equal: tuple[str, ...]  # the budgets of EQUAL that match the baseline for every seed
-    retrieval: dict[str, PairedT] = field(default_factory=dict)  # the same of each of RETRIEVAL_MEASURES that both have
+    retrieval: dict[str, PairedT] = field(default_factory=dict)  # t-test of each of RETRIEVAL_MEASURES that both have
     holm: float | None = None  # p value of the headline score over seeds, Holm-corrected for the number of arms
     by_example_holm: float | None = None  # p value of by_example, Holm-corrected
 
@@ -79,7 +79,7 @@ class ComparedArms:
     tails: str  # one or two: which p values are corrected
     notes: tuple[str, ...]  # caveats for the reader, one sentence each
     kept_out: tuple[KeptOut, ...]
-    one_run: str | None = None  # sentence on runs that are one run, trained several times, and on its weights
+    one_run: str | None = None  # sentence on the weights if all runs are one run, trained several times; else None
 
     @property
     def baseline(self) -> Arm:
@@ -96,43 +96,49 @@ class ComparedArms:
     @property
     def verdict(self) -> str:
         """The arms better than the baseline (Holm's p of the headline below 0.05), and the detectable difference."""
-        score, base, tails = score_words(self.scores["headline"]), self.baseline.name, self.tails
-        tests = {name: difference.measures["headline"] for name, difference in self.differences.items()}
-        better = {
-            name: f"{name} by {100 * test.mean:+.2f} points [{100 * test.low:+.2f}, {100 * test.high:+.2f}] "
-            f"over {test.n} seeds ({tails}-tailed Holm p {p:.4f})"
-            for name, test in tests.items()
-            if (p := self.differences[name].holm) is not None and p < 1 - statistics.LEVEL
-            if test is not None and test.mean > 0 and test.low is not None and test.high is not None
-        }
         if self.one_run is not None:
             return "; ".join([self.one_run, *self._changed_answers()])
-        parts = []
-        for heading in (*EQUAL, None):
+        return "; ".join([*self._winners(), self._detectable_difference()])
+
+    def _winners(self) -> Iterator[str]:
+        """Yield the arms better than the baseline, or that there is none, for each budget that arms share with it."""
+        claim = f"better than {self.baseline.name} in right answers ({score_words(self.scores['headline'])})"
+        better = {name: text for name, arm in self.differences.items() if (text := self._superiority(name, arm))}
+        for budget in (*EQUAL, None):
             # An arm with equal steps and equal FLOPs is in both groups.
-            names = [name for name, difference in self.differences.items() if heading in (difference.equal or (None,))]
-            where = f"at equal {heading}" if heading else "at neither equal steps nor FLOPs"
-            winners, claim = (
-                " and ".join(better[name] for name in names if name in better),
-                f"better than {base} in right answers ({score})",
-            )
+            names = [name for name, difference in self.differences.items() if budget in (difference.equal or (None,))]
+            where = f"at equal {budget}" if budget else "at neither equal steps nor FLOPs"
+            winners = " and ".join(better[name] for name in names if name in better)
             if names:
-                parts.append(f"{where}, {claim}: {winners}" if winners else f"{where}, no arm is shown to be {claim}")
-        tested = [test for test in tests.values() if test is not None and test.n > 1]
-        sizes = [100 * size for test in tested if (size := statistics.detectable(test, tails, len(tested))) is not None]
+                yield f"{where}, {claim}: {winners}" if winners else f"{where}, no arm is shown to be {claim}"
+
+    def _superiority(self, name: str, difference: Difference) -> str | None:
+        """Describe the difference of an arm that is better than the baseline; None for other arms."""
+        test, p = difference.measures["headline"], difference.holm
+        if test is None or test.low is None or test.high is None or p is None:
+            return None
+        if test.mean <= 0 or p >= 1 - statistics.LEVEL:
+            return None
+        points = f"{100 * test.mean:+.2f} points [{100 * test.low:+.2f}, {100 * test.high:+.2f}]"
+        return f"{name} by {points} over {test.n} seeds ({self.tails}-tailed Holm p {p:.4f})"
+
+    def _detectable_difference(self) -> str:
+        """State the smallest differences that these seeds can detect, or why there are none."""
+        tests = [difference.measures["headline"] for difference in self.differences.values()]
+        tested = [test for test in tests if test is not None and test.n > 1]
+        detectable = [statistics.detectable(test, self.tails, len(tested)) for test in tested]
+        sizes = [100 * size for size in detectable if size is not None]
         if sizes:
             seeds = " or ".join(map(str, sorted({test.n for test in tested})))
             upper = f" to {max(sizes):.1f}" if len(sizes) > 1 else ""
             share = f"{statistics.POWER:.0%} of cases"
-            parts.append(f"{seeds} seeds could have shown a difference of {min(sizes):.1f}{upper} points (in {share})")
-        elif tested:
-            parts.append("differences that are equal for all seeds can't be tested")
-        else:
-            parts.append("without two seeds in common with the baseline nothing can be shown over seeds")
-        return "; ".join(parts)
+            return f"{seeds} seeds could have shown a difference of {min(sizes):.1f}{upper} points (in {share})"
+        if tested:
+            return "differences that are equal for all seeds can't be tested"
+        return "without two seeds in common with the baseline nothing can be shown over seeds"
 
     def _changed_answers(self) -> Iterator[str]:
-        """Yield which answers of one run, trained several times, are right in one folder and wrong in the first."""
+        """Yield the number of answers that changed between the folders of one run, trained several times."""
         for name, difference in self.differences.items():
             if (test := difference.by_example) is not None and test.gained == test.lost == 0:
                 yield f"{name} is right on the same examples as {self.baseline.name}"
@@ -154,12 +160,14 @@ class ComparedArms:
         texts = []
         for name, spread in hits.items():
             test = self.differences[name].retrieval.get(HITS_AT_1) if name in self.differences else None
-            points = ""
-            if test is not None:
-                ends = ""
-                if test.low is not None and test.high is not None:
-                    ends = f" [{100 * test.low:+.1f}, {100 * test.high:+.1f}]"
-                    ends += ", which includes 0" if test.low <= 0 <= test.high else ""
-                points = f" ({100 * test.mean:+.1f} points{ends})"
-            texts.append(f"{name} {spread.mean:.1%}{points}")
+            texts.append(f"{name} {spread.mean:.1%}{'' if test is None else _points(test)}")
         return f"by embeddings, the nearest answer is right: {', '.join(texts)}" if texts else None
+
+
+def _points(test: PairedT) -> str:
+    """Format a difference of shares: `` (+3.1 points [-0.2, +6.4], which includes 0)``."""
+    ends = ""
+    if test.low is not None and test.high is not None:
+        ends = f" [{100 * test.low:+.1f}, {100 * test.high:+.1f}]"
+        ends += ", which includes 0" if test.low <= 0 <= test.high else ""
+    return f" ({100 * test.mean:+.1f} points{ends})"

@@ -14,12 +14,19 @@ from stepjepa.base.terminal import note, visible_lines
 from stepjepa.study import statistics
 from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Difference, KeptOut, all_known
 from stepjepa.study.comparable import check_comparable
-from stepjepa.study.evaluated_run import FIGURES, MEASURES, RETRIEVAL_MEASURES, SUMMARY, read_evaluated_run
+from stepjepa.study.evaluated_run import (
+    FIGURES,
+    MEASURES,
+    RETRIEVAL_MEASURES,
+    SUMMARY,
+    EvaluatedRun,
+    read_evaluated_run,
+)
 from stepjepa.study.grouping import describe_one_run, group_by_settings, one_arm_each, settings_key
 from stepjepa.study.notes import notes_on_launches, notes_on_runs
 from stepjepa.study.plot import draw
 from stepjepa.study.run_folders import RunFolder, find_run_folders
-from stepjepa.study.statistics import PairedT
+from stepjepa.study.statistics import PairedT, sign_flip
 from stepjepa.study.tables import as_text
 
 if TYPE_CHECKING:
@@ -181,8 +188,8 @@ def _baseline_first(arms: Sequence[Arm], baseline: str | None) -> tuple[Arm, ...
 def _places(runs: Runs) -> list[RunFolder]:
     """Resolve ``runs`` to run folders; trials of a sweep come with the name of their arm.
 
-    An unfinished sweep has trained runs without an evaluation: they are skipped, with a note. Runs named one by one
-    must have one.
+    An unfinished sweep has trained runs without an evaluation: they are skipped, with a note. Every run that is named
+    itself must have an evaluation.
     """
     places = [run for run in runs if isinstance(run, RunFolder)]
     if len(places) < len(runs):
@@ -200,40 +207,58 @@ def _places(runs: Runs) -> list[RunFolder]:
 
 def _difference(arm: Arm, baseline: Arm) -> Difference:
     """Compare an arm with the baseline over the seeds that both have."""
-    of_baseline = {run.seed: run for run in baseline.runs}
-    pairs = [(run, of_baseline[run.seed]) for run in arm.runs if run.seed in of_baseline]
-    sides = list(zip(*pairs, strict=True)) or [(), ()]
-    measures: dict[str, PairedT | None] = {}
-    for measure in (*MEASURES, *RETRIEVAL_MEASURES):
-        own, base = (all_known(run.mean(measure) for run in side) for side in sides)
-        measures[measure] = statistics.paired_t(own, base) if own and base else None
-    retrieval = {name: test for name in RETRIEVAL_MEASURES if (test := measures.pop(name)) is not None}
-    own, base = (all_known(run.verdicts("headline") for run in side) for side in sides)
+    by_seed = {run.seed: run for run in baseline.runs}
+    pairs = [(run, by_seed[run.seed]) for run in arm.runs if run.seed in by_seed]
+    own_runs, base_runs = zip(*pairs, strict=True) if pairs else ((), ())
+    retrieval = {name: _paired_t(own_runs, base_runs, name) for name in RETRIEVAL_MEASURES}
+    own, base = (all_known(run.verdicts("headline") for run in runs) for runs in (own_runs, base_runs))
     judged = list(zip(own, base, strict=True)) if own and base else []
-    lenient = all_known(run.verdicts("lenient") for run in sides[1])
-    tokens = [math.fsum(all_known(run.figures["tokens"] for run in side)) for side in sides]
-    flops = [(run.figures["flops"], base.figures["flops"]) for run, base in pairs]
-    ratios = all_known(used / of_base if used and of_base else None for used, of_base in flops)
+    tokens = [math.fsum(all_known(run.figures["tokens"] for run in runs)) for runs in (own_runs, base_runs)]
+    ratios = _flops_ratios(pairs)
     same = {
-        "steps": bool(pairs) and all(run.steps == base.steps for run, base in pairs),
+        "steps": bool(pairs) and all(own_run.steps == base_run.steps for own_run, base_run in pairs),
         "FLOPs": bool(ratios) and all(abs(ratio - 1) <= SAME_FLOPS for ratio in ratios),
     }
     return Difference(
-        seeds=tuple(run.seed for run, _ in pairs),
-        measures=measures,
-        retrieval=retrieval,
-        by_seed={run.seed: statistics.sign_flip([both]) for (run, _), both in zip(pairs, judged, strict=bool(judged))},
-        by_example=statistics.sign_flip(judged) if judged else None,
-        gained_lenient_before=sum(
-            right and not base_right and base_lenient
-            for (own, base), lenient_base in zip(judged, lenient, strict=True)
-            for right, base_right, base_lenient in zip(own, base, lenient_base, strict=True)
-        )
-        if judged and lenient
-        else None,
+        seeds=tuple(run.seed for run in own_runs),
+        measures={name: _paired_t(own_runs, base_runs, name) for name in MEASURES},
+        retrieval={name: test for name, test in retrieval.items() if test is not None},
+        by_seed={run.seed: sign_flip([both]) for run, both in zip(own_runs, judged, strict=bool(judged))},
+        by_example=sign_flip(judged) if judged else None,
+        gained_lenient_before=_gained_lenient_before(judged, all_known(run.verdicts("lenient") for run in base_runs)),
         token_ratio=tokens[0] / tokens[1] if all(tokens) else None,
         flops_ratio=statistics.spread(ratios).mean if ratios else None,
         equal=tuple(budget for budget in EQUAL if same[budget]),
+    )
+
+
+def _paired_t(own_runs: Sequence[EvaluatedRun], base_runs: Sequence[EvaluatedRun], measure: str) -> PairedT | None:
+    """Test a measure over paired runs; None if a run lacks it."""
+    own, base = (all_known(run.mean(measure) for run in runs) for runs in (own_runs, base_runs))
+    return statistics.paired_t(own, base) if own and base else None
+
+
+def _flops_ratios(pairs: Sequence[tuple[EvaluatedRun, EvaluatedRun]]) -> list[float]:
+    """Return the training FLOPs of each run divided by those of its partner; empty if one of them is unknown."""
+    flops = [(own_run.figures["flops"], base_run.figures["flops"]) for own_run, base_run in pairs]
+    return all_known(own / base if own and base else None for own, base in flops)
+
+
+def _gained_lenient_before(
+    judged: Sequence[tuple[Sequence[bool], Sequence[bool]]], base_lenient: Sequence[Sequence[bool]]
+) -> int | None:
+    """Count the examples that an arm gained and that the baseline had right by the lenient score; None if unknown.
+
+    Args:
+        judged: for each seed the verdicts of the arm and of the baseline by the headline score.
+        base_lenient: for each seed the verdicts of the baseline by the lenient score.
+    """
+    if not judged or not base_lenient:
+        return None
+    return sum(
+        right and not base_right and lenient
+        for (own, base), lenients in zip(judged, base_lenient, strict=True)
+        for right, base_right, lenient in zip(own, base, lenients, strict=True)
     )
 
 

@@ -1,4 +1,4 @@
-"""Caveats of a comparison, one sentence each: in what its runs differ beside their settings."""
+"""Caveats of a comparison, one sentence each: differences between its runs other than their settings."""
 
 from collections.abc import Iterator, Sequence
 
@@ -28,7 +28,7 @@ def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> It
         values = {run_facts[name] for run_facts in facts if name in run_facts}
         if len(values) > 1:
             yield f"the runs differ in {name}: {'; '.join(sorted(value[:60] for value in values))}"
-    # That arms with views and arms without are read at different places is natural; the table of retrieval says where.
+    # Arms with views and arms without them are read at different places anyway; the table of retrieval says where.
     for has_views, kind in readouts(runs).items():
         if len(kind) > 1:
             arms_of_kind = "arms with views" if has_views else "arms without views"
@@ -44,13 +44,12 @@ def notes_on_launches(arms: Sequence[Arm], kept_out: Sequence[KeptOut]) -> Itera
     """Yield the differences between the launches of each run, one sentence each.
 
     Args:
-        arms: those with the runs in the statistics.
-        kept_out: the runs that are not.
+        arms: the arms, with the runs in the statistics.
+        kept_out: the runs that are not in the statistics.
     """
-    for one in kept_out:
-        name = f"{one.arm}: " if one.arm else ""
-        reason = "; ".join(one.run.mixed)
-        yield f"{name}{one.run.folder} (seed {one.run.seed}) is kept out: {reason}; `mixed_runs` lets it in"
+    for excluded in kept_out:
+        name, run = f"{excluded.arm}: " if excluded.arm else "", excluded.run
+        yield f"{name}{run.folder} (seed {run.seed}) is kept out: {'; '.join(run.mixed)}; `mixed_runs` lets it in"
     for arm in arms:
         for run in arm.runs:
             for change in (*run.mixed, *run.noted):

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 from stepjepa.base.errors import UserError
 from stepjepa.base.terminal import PALETTE
 from stepjepa.evaluation.summary_text import score_words
-from stepjepa.study.arms import ComparedArms
+from stepjepa.study.arms import Arm, ComparedArms
 from stepjepa.study.evaluated_run import HITS_AT_1
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PICTURES = (".png", ".svg")
@@ -25,7 +28,7 @@ CAPTION = (
 """The sentence below a picture."""
 
 NARROWEST = 5.0
-"""Width of the narrowest axis, in percentage points: scores that are all equal have no spread."""
+"""Smallest width of an axis, in percentage points: scores that are all equal have no spread."""
 
 
 def check_picture(path: str | os.PathLike[str], setting: str = "plot") -> None:
@@ -62,6 +65,26 @@ def picture(comparison: ComparedArms, kind: str, *, captioned: bool = True) -> b
     return content.getvalue()
 
 
+def _draw_measure(axes: Axes, arms: Sequence[Arm], measure: str) -> None:
+    """Draw a measure of each arm in a row of its own: the seeds as points, mean and standard deviation."""
+    for row, arm in enumerate(arms):
+        spread = arm.spread(measure)
+        if spread is None:
+            continue
+        colour = PALETTE[row % len(PALETTE)]  # as the curves of the page
+        # Spread the seeds vertically, so that equal scores do not overlap.
+        rows = [row + 0.24 * ((place + 0.5) / spread.n - 0.5) for place in range(spread.n)]
+        axes.plot([100 * (run.mean(measure) or 0) for run in arm.runs], rows, "o", color="#777777", markersize=3)
+        bar = None if spread.std is None else 100 * spread.std
+        axes.errorbar(100 * spread.mean, row, xerr=bar, fmt="D", color=colour, markersize=5, capsize=3, zorder=3)
+        if row == 0:
+            axes.axvline(100 * spread.mean, color=colour, linestyle="--", linewidth=1)
+    low, high = _limits(*axes.get_xlim())
+    axes.set_xlim(low - 0.02 * (high - low), high + 0.02 * (high - low))  # room for markers at the ends
+    axes.set_xlabel(f"share of {'questions' if measure == HITS_AT_1 else 'answers'}, %", fontsize=9)
+    axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
+
+
 def draw(comparison: ComparedArms, *, captioned: bool = True) -> Figure:
     """Draw one axes per measure with one row per arm, the baseline on top; ``captioned`` as in :func:`picture`."""
     from matplotlib.figure import Figure
@@ -77,23 +100,8 @@ def draw(comparison: ComparedArms, *, captioned: bool = True) -> Figure:
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
     for axes, (measure, name) in zip(panels, measures.items(), strict=True):
-        for row, arm in enumerate(comparison.arms):
-            spread = arm.spread(measure)
-            if spread is None:
-                continue
-            colour = PALETTE[row % len(PALETTE)]  # as the curves of the page
-            # Spread the seeds vertically, so that equal scores do not overlap.
-            rows = [row + 0.24 * ((place + 0.5) / spread.n - 0.5) for place in range(spread.n)]
-            axes.plot([100 * (run.mean(measure) or 0) for run in arm.runs], rows, "o", color="#777777", markersize=3)
-            bar = None if spread.std is None else 100 * spread.std
-            axes.errorbar(100 * spread.mean, row, xerr=bar, fmt="D", color=colour, markersize=5, capsize=3, zorder=3)
-            if row == 0:
-                axes.axvline(100 * spread.mean, color=colour, linestyle="--", linewidth=1)
-        low, high = _limits(*axes.get_xlim())
-        axes.set_xlim(low - 0.02 * (high - low), high + 0.02 * (high - low))  # room for markers at the ends
+        _draw_measure(axes, comparison.arms, measure)
         axes.set_title(score_words(name), fontsize=10)
-        axes.set_xlabel(f"share of {'questions' if measure == HITS_AT_1 else 'answers'}, %", fontsize=9)
-        axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
     panels[0].set_yticks(range(len(labels)), labels)
     panels[0].set_ylim(len(labels) - 0.5, -0.5)
     if captioned:

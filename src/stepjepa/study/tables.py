@@ -5,9 +5,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import finite, spelled
 from stepjepa.evaluation.summary_text import score_words
-from stepjepa.study.arms import Arm, ComparedArms
+from stepjepa.study.arms import Arm, ComparedArms, Difference
 from stepjepa.study.evaluated_run import FIGURES, MEASURES, RETRIEVAL_MEASURES, readouts
 from stepjepa.study.statistics import PairedT, Spread
 from stepjepa.study.table import (
@@ -219,34 +220,6 @@ def as_markdown(comparison: ComparedArms) -> str:
 
 def as_json(comparison: ComparedArms) -> str:
     """Return every number as JSON; unknown and infinite values (such as ``max_grad_norm``) are null."""
-    arms = []
-    for arm in comparison.arms:
-        difference = comparison.differences.get(arm.name)
-        tests = {**vars(difference), **difference.measures, **difference.retrieval} if difference else {}
-        against_baseline = {
-            name: _plain(test) for name, test in tests.items() if name not in ("measures", "retrieval", "by_seed")
-        }
-        runs = [
-            {
-                "folder": str(run.folder),
-                "seed": run.seed,
-                "steps": run.steps,
-                "readout": run.readout,
-                **{name: run.mean(name) for name in (*MEASURES, *FIGURES, *RETRIEVAL_MEASURES)},
-                "mcnemar": _plain(difference.by_seed.get(run.seed)) if difference else None,
-            }
-            for run in arm.runs
-        ]
-        arms.append(
-            {
-                "name": arm.name,
-                "settings": arm.settings,
-                "seeds": [run.seed for run in arm.runs],
-                **{name: _plain(arm.spread(name)) for name in (*MEASURES, *FIGURES, *RETRIEVAL_MEASURES)},
-                "difference": against_baseline or None,
-                "runs": runs,
-            }
-        )
     value = {
         "verdict": comparison.verdict,
         "retrieval": comparison.retrieval,
@@ -254,14 +227,46 @@ def as_json(comparison: ComparedArms) -> str:
         "scores": comparison.scores,
         "baseline": comparison.baseline.name,
         "corrected": f"{comparison.tails}-tailed p, Holm",
-        "arms": arms,
+        "arms": [_arm_json(arm, comparison.differences.get(arm.name)) for arm in comparison.arms],
         "kept_out": [
-            {"folder": str(run.folder), "seed": run.seed, "arm": arm_name, "reasons": list(run.mixed)}
-            for run, arm_name in ((one.run, one.arm) for one in comparison.kept_out)
+            {
+                "folder": str(excluded.run.folder),
+                "seed": excluded.run.seed,
+                "arm": excluded.arm,
+                "reasons": list(excluded.run.mixed),
+            }
+            for excluded in comparison.kept_out
         ],
         "notes": list(comparison.notes),
     }
     return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _arm_json(arm: Arm, difference: Difference | None) -> JsonObject:
+    """Return the numbers of an arm, of its difference from the baseline, and of each of its runs."""
+    names = (*MEASURES, *FIGURES, *RETRIEVAL_MEASURES)
+    tests = {**vars(difference), **difference.measures, **difference.retrieval} if difference else {}
+    against_baseline = {
+        name: _plain(test) for name, test in tests.items() if name not in ("measures", "retrieval", "by_seed")
+    }
+    return {
+        "name": arm.name,
+        "settings": arm.settings,
+        "seeds": [run.seed for run in arm.runs],
+        **{name: _plain(arm.spread(name)) for name in names},
+        "difference": against_baseline or None,
+        "runs": [
+            {
+                "folder": str(run.folder),
+                "seed": run.seed,
+                "steps": run.steps,
+                "readout": run.readout,
+                **{name: run.mean(name) for name in names},
+                "mcnemar": _plain(difference.by_seed.get(run.seed)) if difference else None,
+            }
+            for run in arm.runs
+        ],
+    }
 
 
 def _plain(value: object) -> Any:

@@ -8,20 +8,20 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import visible_lines
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.page.charts import Section, json_block
-from stepjepa.study.page.logged_run import Run
+from stepjepa.study.page.logged_run import LoggedRun
 
 LONGEST = 4000
 """Maximum number of characters shown of an answer."""
 
 
-def answers_section(runs: Sequence[Run]) -> Section:
+def answers_section(runs: Sequence[LoggedRun]) -> Section:
     """Make the section of the answers of all evaluations; raise ``UserError`` if a file of answers can't be read."""
     evaluations = list(filter(None, [_answers(run, name) for run in runs for name in run.evaluations]))
     data = json_block("answers-data", evaluations)
     return Section("answers", "Generated answers", [{"answers": data}] if evaluations else [])
 
 
-def _answers(run: Run, evaluation: str) -> JsonObject:
+def _answers(run: LoggedRun, evaluation: str) -> JsonObject:
     """Return one evaluation for ``answers.js``, which documents the fields; empty if nothing was generated."""
     file, summary = run.folder / f"{evaluation}.jsonl", run.evaluations[evaluation]
     lines = [line for _, line in read_jsonl(file) if isinstance(line.get("generated"), str)] if file.is_file() else []

@@ -12,7 +12,7 @@ from stepjepa.base import terminal
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import PALETTE
 from stepjepa.study.arms import ComparedArms
-from stepjepa.study.page.logged_run import Run, is_number
+from stepjepa.study.page.logged_run import LoggedRun, is_number
 
 DASHES = {"solid": "none", "dash": "8 4", "dot": "3 3", "dashdot": "8 3 3 3", "longdash": "12 4"}
 """Line style -> its SVG dash array. Line styles distinguish runs beside their colours."""
@@ -67,7 +67,7 @@ def json_block(name: str, value: object) -> Markup:
     return Markup('<script type="application/json" id="{}">{}</script>').format(name, text)
 
 
-def looks(runs: Sequence[Run], comparison: ComparedArms | None) -> Look:
+def looks(runs: Sequence[LoggedRun], comparison: ComparedArms | None) -> Look:
     """Assign a colour to each arm and a line style to each of its seeds; runs outside of arms get separate colours."""
     arms = comparison.arms if comparison else ()
     places = {run.folder: (colour, seed) for colour, arm in enumerate(arms) for seed, run in enumerate(arm.runs)}
@@ -80,7 +80,7 @@ def looks(runs: Sequence[Run], comparison: ComparedArms | None) -> Look:
     return assigned
 
 
-def curves(runs: Sequence[Run], columns: Sequence[str], look: Look) -> list[tuple[str, Markup]]:
+def curves(runs: Sequence[LoggedRun], columns: Sequence[str], look: Look) -> list[tuple[str, Markup]]:
     """Return titles and charts of columns of ``metrics.jsonl`` over steps, which ``templates/charts.js`` draws.
 
     Args:
@@ -99,7 +99,7 @@ def curves(runs: Sequence[Run], columns: Sequence[str], look: Look) -> list[tupl
     return charts
 
 
-def _lines(run: Run, column: str, colour: str, dash: str) -> list[JsonObject]:
+def _lines(run: LoggedRun, column: str, colour: str, dash: str) -> list[JsonObject]:
     """Return the line of a column, and a dotted line of its held-out values.
 
     ``run`` is the name by which the checkboxes of the legend hide a run in all charts.
@@ -119,7 +119,7 @@ def _lines(run: Run, column: str, colour: str, dash: str) -> list[JsonObject]:
     return lines
 
 
-def _points(run: Run, name: str) -> tuple[list[float], list[float]]:
+def _points(run: LoggedRun, name: str) -> tuple[list[float], list[float]]:
     """Return the steps and values of a curve; a long one is thinned to every n-th point and the last."""
     points = [(line["step"], line[name]) for line in run.metrics if is_number(line.get(name))]
     stride = -(-len(points) // POINTS) or 1

@@ -16,8 +16,8 @@ from stepjepa.study.run_folders import RunFolder, find_run_folders, run_names
 
 
 @dataclass(frozen=True)
-class Run(RunFolder):
-    """A run folder that has been read."""
+class LoggedRun(RunFolder):
+    """A run folder as the page shows it; damaged parts are missing, and named in ``notes``."""
 
     name: str = ""  # unique among the runs; it comes from the user, so it must be escaped
     run: JsonObject = field(default_factory=dict)  # content of the run record; any part may be missing
@@ -38,12 +38,12 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
-def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
+def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[LoggedRun]:
     """Read run folders, finished or not, by :func:`find_run_folders`; raise ``UserError`` if one is no run."""
     places = find_run_folders(folders)
     names = run_names([place.folder for place in places])
     runs = [
-        Run(place.folder, place.arm, place.is_baseline, name, read_run(place.folder))
+        LoggedRun(place.folder, place.arm, place.is_baseline, name, read_run(place.folder))
         for place, name in zip(places, names, strict=True)
     ]
     for run in runs:
@@ -51,27 +51,37 @@ def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
         if status != "finished":
             why = f"status {status}: {error}" if isinstance(error, str) else f"status {status}"
             run.notes.append(f"The run is not finished ({why}); the page shows it as far as it came.")
-        faults: list[UserError] = []
-        try:
-            lines = [line for _, line in read_jsonl(run.folder / METRICS_FILE, wrong=faults.append)]
-            run.metrics.extend(line for line in lines if is_number(line.get("step")))
-        except UserError as missing:
-            run.notes.append(f"Nothing is shown over steps: {missing}.")
-        if faults:
-            run.notes.append(f"Lines of {METRICS_FILE} can't be read ({len(faults)}; the first is {faults[0]}).")
-        for file in sorted(run.folder.glob(f"*{SUMMARY}")):
-            name = file.name.removesuffix(SUMMARY)
-            try:
-                run.evaluations[name] = read_json_object(file, "summary", "evaluate again")
-            except UserError as fault:
-                run.notes.append(f"An evaluation is skipped: {fault}.")
-                continue
-            if is_of_another_model(run.folder, run.evaluations[name]):
-                run.notes.append(f"The evaluation {name} is of another model than the folder holds; evaluate again.")
+        _read_metrics(run)
+        _read_evaluations(run)
     return runs
 
 
-def by_evaluation(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def _read_metrics(run: LoggedRun) -> None:
+    """Read the lines of ``metrics.jsonl`` that have a step; note those that can't be read."""
+    faults: list[UserError] = []
+    try:
+        lines = [line for _, line in read_jsonl(run.folder / METRICS_FILE, wrong=faults.append)]
+        run.metrics.extend(line for line in lines if is_number(line.get("step")))
+    except UserError as missing:
+        run.notes.append(f"Nothing is shown over steps: {missing}.")
+    if faults:
+        run.notes.append(f"Lines of {METRICS_FILE} can't be read ({len(faults)}; the first is {faults[0]}).")
+
+
+def _read_evaluations(run: LoggedRun) -> None:
+    """Read the summaries of evaluations; note those that are damaged or of another model."""
+    for file in sorted(run.folder.glob(f"*{SUMMARY}")):
+        name = file.name.removesuffix(SUMMARY)
+        try:
+            run.evaluations[name] = read_json_object(file, "summary", "evaluate again")
+        except UserError as fault:
+            run.notes.append(f"An evaluation is skipped: {fault}.")
+            continue
+        if is_of_another_model(run.folder, run.evaluations[name]):
+            run.notes.append(f"The evaluation {name} is of another model than the folder holds; evaluate again.")
+
+
+def by_evaluation(runs: Sequence[LoggedRun]) -> dict[str, list[LoggedRun]]:
     """Return the runs that have each evaluation, by its name."""
     names = dict.fromkeys(name for run in runs for name in run.evaluations)
     return {name: [run for run in runs if name in run.evaluations] for name in names}

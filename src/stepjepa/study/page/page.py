@@ -12,7 +12,7 @@ from stepjepa.base.terminal import visible_lines
 from stepjepa.study.comparison import Comparison, compare
 from stepjepa.study.page.answers import answers_section
 from stepjepa.study.page.charts import Section, looks, read_template, render
-from stepjepa.study.page.logged_run import Run, by_evaluation, read_runs
+from stepjepa.study.page.logged_run import LoggedRun, by_evaluation, read_runs
 from stepjepa.study.page.sections import (
     accuracy_section,
     comparison_section,
@@ -61,7 +61,7 @@ def write_page(
 
 
 def make_page(
-    runs: Sequence[Run], baseline: str | None = None, analysis: str | None = None, *, mixed_runs: bool = False
+    runs: Sequence[LoggedRun], baseline: str | None = None, analysis: str | None = None, *, mixed_runs: bool = False
 ) -> str:
     """Return the page of runs as HTML text; the same runs give the same text.
 
@@ -109,7 +109,7 @@ def make_page(
     )
 
 
-def _title(runs: Sequence[Run], comparisons: Sequence[Comparison]) -> str:
+def _title(runs: Sequence[LoggedRun], comparisons: Sequence[Comparison]) -> str:
     """Return the title of the page: the arms by name, or the number of runs that can't be compared."""
     if len(runs) == 1:
         return f"Run {runs[0].name}"
@@ -130,7 +130,7 @@ def _content_policy(scripts: Sequence[str]) -> str:
 
 
 def compare_runs(
-    runs: Sequence[Run], baseline: str | None = None, *, mixed_runs: bool = False
+    runs: Sequence[LoggedRun], baseline: str | None = None, *, mixed_runs: bool = False
 ) -> list[tuple[str, Comparison | None, str]]:
     """Compare the runs by each evaluation that two finished ones have.
 

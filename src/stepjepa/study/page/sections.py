@@ -13,7 +13,7 @@ from stepjepa.evaluation.summary_text import describe_readout
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.evaluated_run import HITS_AT_1
 from stepjepa.study.page.charts import DASHES, Look, Part, Section, curves
-from stepjepa.study.page.logged_run import Run, by_evaluation, is_number
+from stepjepa.study.page.logged_run import LoggedRun, by_evaluation, is_number
 from stepjepa.study.plot import CAPTION, picture
 from stepjepa.study.table import UNKNOWN, Table, formatted, interval
 from stepjepa.study.tables import legend, overview, tables
@@ -53,13 +53,13 @@ def _embedded(kind: str, content: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def accuracy_section(runs: Sequence[Run]) -> Section:
+def accuracy_section(runs: Sequence[LoggedRun]) -> Section:
     """Make the section of all scores of every run with their intervals, and of the errors by kind."""
     evaluations = by_evaluation(runs).items()
     return Section("accuracy", "Scores of every run", [_scores_and_errors(name, group) for name, group in evaluations])
 
 
-def _scores_and_errors(name: str, runs: Sequence[Run]) -> Part:
+def _scores_and_errors(name: str, runs: Sequence[LoggedRun]) -> Part:
     """Return the part of an evaluation: headline, lenient score and stopping; errors by kind; all other figures."""
     summaries = {run.name: run.evaluations[name] for run in runs}
     # Headline and lenient score first.
@@ -145,7 +145,7 @@ _CHARTED = (
 none: they are of the whole run."""
 
 
-def steps_section(runs: Sequence[Run], look: Look) -> Section:
+def steps_section(runs: Sequence[LoggedRun], look: Look) -> Section:
     """Make the section of charts over steps, with a legend of the runs and a warning if embeddings collapsed.
 
     Args:
@@ -171,7 +171,7 @@ def steps_section(runs: Sequence[Run], look: Look) -> Section:
     return Section("steps", "Over steps", [part] if charts else [])
 
 
-def embedding_section(runs: Sequence[Run], analysis: str | None = None) -> Section:
+def embedding_section(runs: Sequence[LoggedRun], analysis: str | None = None) -> Section:
     """Make the section of pictures of ``stepjepa analyze`` from a folder; by default the first in a run folder.
 
     Args:
@@ -199,7 +199,7 @@ _FACTS = {
 }
 
 
-def overview_section(runs: Sequence[Run]) -> Section:
+def overview_section(runs: Sequence[LoggedRun]) -> Section:
     """Make the section of what was trained: main facts, command lines and the complete run record."""
     facts = [(run.name, *(_plain(run.get(*path)) for path in _FACTS.values())) for run in runs]
     details = []
