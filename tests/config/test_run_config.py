@@ -159,6 +159,17 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"same_flop": True, "trainer": {"max_steps": 5}}, "`same_flop` works out the number of steps"),
     ({"trainer": {"bf16": True, "fp16": True}}, "`bf16` and `fp16` exclude each other"),
     ({"jepa": JepaConfig(plain=True), "chat_template": "x"}, "`plain` and `chat_template` exclude each other"),
+    (
+        {"train_file": [{}]},
+        "train_file: expected a name, got an object (list); pass it as run(config, train_dataset=...)",
+    ),
+    ({"dataset": [{}]}, "dataset: expected a name, got an object (list); pass it as run(config, train_dataset=...)"),
+    ({"eval_file": {}}, "eval_file: expected a name, got an object (dict); pass it as run(config, eval_dataset=...)"),
+    ({"model_name": 3}, "model_name: expected a name, got an object (int); pass it as run(config, model=...)"),
+    ({"output_dir": 3}, "output_dir: expected a text, got '3'"),
+    ({"jepa": {"mode": "regular"}}, "jepa: expected JepaConfig(...), got"),
+    ({"lora": True}, "lora: expected LoraSettings(...), got 'True'"),
+    ({"trainer": 3}, "trainer: expected dict(...), got '3'"),
 ]
 
 
@@ -196,6 +207,7 @@ def test_a_run_without_what_it_needs_is_refused_before_it_begins() -> None:
 def test_paths_may_be_path_objects() -> None:
     config = RunConfig(model_name="m", train_file=Path("a") / "b", output_dir=Path("o"))  # type: ignore[arg-type]
     assert (config.train_file, config.output_dir) == ("a/b", "o")
+    assert RunConfig(dataset=[Path("a") / "b", "c"]).dataset == ["a/b", "c"]  # type: ignore[list-item]
 
 
 def test_other_names_of_a_setting_mean_the_same() -> None:

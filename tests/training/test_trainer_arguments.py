@@ -1,15 +1,17 @@
 """What ``JepaTrainer`` refuses of what other trainers do."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import TrainingArguments
+import yaml
+from transformers import Trainer, TrainingArguments
 
 from fake_hub import FakeHub
 from stepjepa import JepaTrainer
 from stepjepa.base.errors import UserError
-from stepjepa.training.checks import REMEDIES, check_arguments
+from stepjepa.training.checks import ARGUMENT_REMEDIES, REMEDIES, check_arguments
 from tiny import make_model
 
 # TRL sets a field that transformers has renamed.
@@ -38,6 +40,42 @@ def test_fields_of_trl_that_nothing_reads_are_refused(field: str, value: object,
 def test_every_remedy_is_for_a_field_of_trl(tmp_path: Path) -> None:
     check_arguments(args := sft_config(tmp_path))
     assert [name for name in REMEDIES if not hasattr(args, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "remedy"),
+    [
+        ("peft_config", r"pass the model of peft.get_peft_model\(model, peft_config\)"),
+        ("tokenizer", "pass processing_class="),
+        ("jepa_loss_type", r"pass JepaConfig\(jepa_loss_type=...\)"),
+        ("max_steps", r"pass TrainingArguments\(max_steps=...\)"),
+        ("train_datset", r"did you mean train_dataset\?"),
+        ("colour", r"help\(JepaTrainer\) lists all"),
+    ],
+)
+def test_unknown_arguments_are_answered_by_what_to_pass(argument: str, remedy: str, tmp_path: Path) -> None:
+    """The error was Python's alone, which names no remedy."""
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True)
+    with pytest.raises(TypeError, match=rf"JepaTrainer has no argument '{argument}'; {remedy}$"):
+        JepaTrainer(make_model("llama"), arguments, **{argument: 1})  # type: ignore[arg-type]
+
+
+def test_every_argument_of_other_trainers_is_known_or_has_a_remedy() -> None:
+    trl = pytest.importorskip("trl")
+    known = {*inspect.signature(JepaTrainer.__init__).parameters, *ARGUMENT_REMEDIES, "kwargs"}
+    for other in (Trainer, trl.SFTTrainer):
+        assert {*inspect.signature(other.__init__).parameters} <= known
+
+
+def test_a_run_with_the_arguments_of_trl_is_described_in_its_file(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """No run.yaml was written, for a token that is no setting; TRL's own defaults would not have been in it."""
+    rows = [{"prompt": f"{number}?", "completion": f"{number}!"} for number in range(7)]
+    config = sft_config(tmp_path / "run", max_steps=1, save_strategy="no")
+    model = make_model("llama", vocab_size=len(tiny_tokenizer))
+    JepaTrainer(model, config, train_dataset=rows, processing_class=tiny_tokenizer).train()
+    written = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    assert config.gradient_checkpointing and written["gradient_checkpointing"]
+    assert {"eos_token", "pad_token", "dataset_text_field"}.isdisjoint(written)
 
 
 def test_predict_says_what_to_call_instead(tmp_path: Path, tiny_tokenizer: Any) -> None:

@@ -166,6 +166,7 @@ _KINDS: Mapping[object, tuple[type, str]] = {
     int: (numbers.Integral, "a whole number"),
     float: (numbers.Real, "a number"),
     bool: (bool, "true or false"),
+    str: (str, "a text"),
 }
 """Type -> the type of its values in Python, and the words for it."""
 

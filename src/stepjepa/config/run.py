@@ -42,6 +42,14 @@ PASSED_OBJECTS = ("model", "tokenizer", "train_dataset", "eval_dataset", "object
 """Arguments of :func:`stepjepa.run` that take objects; in the file of a run folder a description stands for each."""
 
 
+_OBJECTS_OF_NAMES = {
+    "model_name": "model",
+    **dict.fromkeys(("train_file", "data_file", "dataset"), "train_dataset"),
+    "eval_file": "eval_dataset",
+}
+"""Setting that names a model or data -> the argument of :func:`stepjepa.run` that takes an object in its place."""
+
+
 EXCLUSIVE = (
     *(("train_file", "data_file", "dataset"), ("data_file", "eval_file"), ("no_cache", "cache_dir")),
     *(("load_in_4bit", "load_in_8bit"), ("plain", "chat_template")),
@@ -179,15 +187,31 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for setting in OPTIONS:
-            value = getattr(self, setting.name)
-            if setting.type is str and isinstance(value, os.PathLike):
-                setattr(self, setting.name, os.fspath(value))
+            if setting.type is str:
+                setattr(self, setting.name, _path_as_text(getattr(self, setting.name)))
+        self._check_types()
         check_values(self)
         if own_settings := [name for name in self.trainer if name in FLAT]:
             raise UserError(f"trainer: '{own_settings[0]}' is set by `{FLAT[own_settings[0]].flag}`; use that instead")
         fields = {name: value for name, value in self.trainer.items() if value is not None}
         self.trainer = {name: _trainer_setting(name, value) for name, value in fields.items()}
         self._check_contradictions()
+
+    def _check_types(self) -> None:
+        """Raise ``UserError`` for an object where a name or settings are expected; it says how the object is passed."""
+        for name, argument in _OBJECTS_OF_NAMES.items():
+            value = getattr(self, name)
+            names = value if isinstance(value, list | tuple) and name == "dataset" else [value]
+            if not all(isinstance(item, str | None) for item in names):
+                kind = type(value).__name__
+                raise UserError(
+                    f"{name}: expected a name, got an object ({kind}); pass it as run(config, {argument}=...)"
+                )
+        parts: tuple[tuple[str, type], ...] = (("jepa", JepaConfig), ("lora", LoraSettings), ("trainer", dict))
+        for name, kind_of_part in parts:
+            part = getattr(self, name)
+            if not (isinstance(part, kind_of_part) or (name == "lora" and part is None)):
+                raise UserError(f"{name}: expected {kind_of_part.__name__}(...), got {shown(str(part))}")
 
     def __repr__(self) -> str:
         return short_repr(self, RunConfig())
@@ -334,6 +358,13 @@ class RunConfig:
         import yaml
 
         return yaml.safe_dump(self.to_flat(launch=launch), sort_keys=False, allow_unicode=True, width=10**6)
+
+
+def _path_as_text(value: object) -> object:
+    """Return a path as a text, those of a list, too; any other value is returned unchanged."""
+    if isinstance(value, list | tuple):
+        return [_path_as_text(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def read_flat(path: str | os.PathLike[str]) -> JsonObject:

@@ -1,8 +1,11 @@
 """Check ``transformers.TrainingArguments`` for settings that ``JepaTrainer`` does not support, and adjust some."""
 
 import dataclasses
+import inspect
 import os
-from typing import cast
+from collections.abc import Callable, Collection
+from functools import wraps
+from typing import ParamSpec, cast
 
 import torch
 from torch import nn
@@ -11,11 +14,14 @@ from transformers import TrainingArguments
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import STRATEGIES, Prepared
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.option import similar_names
 from stepjepa.config.run import GroupBy
 from stepjepa.models.architecture import base_model, has_experts
 from stepjepa.models.attention import uses_flex
 from stepjepa.models.probe import leaves_weights_unused
 from stepjepa.views.sequences import SampledRecord
+
+P = ParamSpec("P")
 
 # -- processes that train together -------------------------------------------------------------------------------------
 
@@ -67,6 +73,45 @@ REMEDIES = {
     "loss_type": "leave it out; JepaConfig and objective= choose the loss",
 }
 """Field of a subclass of ``TrainingArguments``, such as TRL's ``SFTConfig`` -> what to do instead."""
+
+
+ARGUMENT_REMEDIES = {
+    "tokenizer": "pass processing_class=",
+    "peft_config": "pass the model of peft.get_peft_model(model, peft_config)",
+    "data_collator": "leave it out: records become batches of trees; views= and JepaConfig(layout=...) change them",
+    "formatting_func": "pass records with 'messages', or with 'prompt' and 'completion'",
+    "compute_metrics": "pass answer_scores=, or evaluate the run folder with a task, since logits are not stored",
+    "preprocess_logits_for_metrics": "leave it out, since logits are not stored",
+    "compute_loss_func": "pass objective=Objective([LMLoss(), ...]) with a term of yours",
+    "model_init": "pass the model",
+    "optimizer_cls_and_kwargs": "pass optimizers=(optimizer, schedule)",
+    "quantization_config": "pass the model of from_pretrained(..., quantization_config=...)",
+}
+"""Argument of ``Trainer`` or of TRL's ``SFTTrainer`` that ``JepaTrainer`` does not have -> what to do instead."""
+
+
+def naming_remedies(init: Callable[P, None]) -> Callable[P, None]:
+    """Decorate the constructor of ``JepaTrainer``: its TypeError for an unknown argument says what to do instead."""
+    known = [*inspect.signature(init).parameters]
+
+    @wraps(init)
+    def checked(*arguments: P.args, **values: P.kwargs) -> None:
+        if unknown := [name for name in values if name not in known]:
+            raise TypeError(f"JepaTrainer has no argument '{unknown[0]}'; {_remedy(unknown[0], known)}")
+        init(*arguments, **values)
+
+    return checked
+
+
+def _remedy(name: str, known: Collection[str]) -> str:
+    """Return what to do instead of passing an unknown argument to ``JepaTrainer``."""
+    if name in ARGUMENT_REMEDIES:
+        return ARGUMENT_REMEDIES[name]
+    for config in (JepaConfig, TrainingArguments):
+        if name in {field.name for field in dataclasses.fields(config)}:
+            return f"pass {config.__name__}({name}=...)"
+    near = similar_names(name, known)
+    return f"did you mean {' or '.join(near)}?" if near else "help(JepaTrainer) lists all"
 
 
 def _default(field: dataclasses.Field[object]) -> object:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from transformers import TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from stepjepa.base.errors import UserError
@@ -33,7 +34,7 @@ from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Fields of TrainingArguments that belong to one launch, that ``JepaTrainer`` sets itself, or that are a secret.
 NOT_WRITTEN = (
@@ -127,7 +128,8 @@ def _with_effect(jepa: JepaConfig) -> JepaConfig:
 
 def _named_fields(args: TrainingArguments) -> JsonObject:
     """Return the fields of ``TrainingArguments`` that differ from the defaults of ``stepjepa train``."""
-    usual = {argument.name: _plain(argument.default) for argument in dataclasses.fields(args) if argument.init}
+    # Of a subclass, such as TRL's SFTConfig, the fields of its own are not read, and its defaults are none of ours.
+    usual = {field.name: _plain(field.default) for field in dataclasses.fields(TrainingArguments) if field.init}
     usual |= {name: _plain(value) for name, value in usual_fields().items()}
     values = args.to_dict()
     # ``TrainingArguments`` leaves out a part of its accelerator's configuration.

@@ -72,6 +72,7 @@ class JepaTrainer(CheckpointingTrainer):
         group_by: ``prompt`` draws records of one prompt, or a long beginning of it, together; None draws each alone.
 
     Raises:
+        TypeError: there is no such argument; for those of other trainers the message says what to do instead.
         ValueError: the model can run no encoding, or an argument of Trainer contradicts this objective.
         UserError: the installed transformers lacks a private part that this class relies on, see ``training.private``.
 
@@ -89,6 +90,7 @@ class JepaTrainer(CheckpointingTrainer):
     resume: ResumeCallback
     ema: EmaEncoder | None
 
+    @checks.naming_remedies
     def __init__(
         self,
         model: PreTrainedModel | nn.Module | str,
