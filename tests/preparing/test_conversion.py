@@ -16,6 +16,7 @@ from stepjepa.preparing.conversion import (
     CONVERSIONS,
     SYSTEM_PROMPT,
     StepOptions,
+    convert_chat,
     convert_response,
     convert_rows,
 )
@@ -50,6 +51,23 @@ def test_nothing_behind_the_last_record_is_read():
 def test_what_is_no_record_is_an_error_with_its_place():
     with pytest.raises(UserError, match=r"^raw\.csv:2: messages\[2\]\.content \(assistant\) is empty"):
         convert_rows(rows({"question": "a", "answer": "1"}, {"question": "a", "answer": " "}), convert, path="raw.csv")
+
+
+def test_a_converted_chat_is_trained_and_judged_as_its_row():
+    """Views, ground truth and id were left out, so that a divided file trained other pairs than the whole one."""
+    beside = {"id": "a-7", "views": [["q", "t"]], "ground_truth": "14", "group": 3}
+    chats = [chat_record("s", "q", "a"), {"question": "q", "answer": "a"}]
+    pair = {"text": "lines with a digit", "code": ".*[0-9].*"}
+    given = [chat | fields | {"source": "web"} for chat in chats for fields in (beside, pair)]
+    records, counts = convert_rows(rows(*given), convert_chat)
+    assert counts.unused == ["source"]
+    for row, made in zip(given, records, strict=True):
+        before, after = parse_record(row), parse_record(made)
+        assert (before.messages, before.views) == (after.messages, after.views) and after.views is not None
+        assert after.extra == {name: value for name, value in before.extra.items() if name != "source"}
+    # A column of the chat is no view beside it.
+    (record,), _ = convert_rows(rows(pair), partial(convert_chat, columns=("text", "code")))
+    assert record.keys() == {"messages"}
 
 
 def test_several_records_of_a_row_are_a_group_and_bad_rows_are_passed_over():
@@ -154,6 +172,8 @@ def test_ground_truth(answer, ground_truth, expected):
 def test_what_json_has_no_form_for_becomes_text():
     (record,), _ = prepare(raw(answer=Decimal("5.10"), ground_truth="5.1"))
     assert record["answer"] == "5.10"
+    ((chat,), _) = convert_rows(rows({"question": "q", "answer": "a", "id": Decimal("5.10"), "group": 3}), convert_chat)
+    assert (chat["id"], chat["group"]) == ("5.10", 3)
 
 
 @pytest.mark.parametrize(

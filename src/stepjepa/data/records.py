@@ -1,5 +1,6 @@
 """Records: one row or JSON line each, checked; every error names file, line and field."""
 
+import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -28,6 +29,9 @@ _VIEW_ROLES = {"text": "user", "code": "assistant"}
 
 READ_LATER = frozenset({"ground_truth", "group"})
 """Fields beside the chat that tasks and analyses read."""
+
+_BESIDE_CHAT = ("id", "views", *sorted(READ_LATER))
+"""Fields beside the chat that ``prepare chat`` writes as they are: a record is trained and judged as before."""
 
 PREPARED = frozenset({"question", "answer", "total_steps"})
 """Fields beside the chat that ``stepjepa prepare`` writes for the reader of a file; the last one marks such a file."""
@@ -202,6 +206,21 @@ def tell_unused(records: Iterable[Record], *, extra: bool = True) -> None:
     """Print the lines of :func:`describe_unused`, which has the same arguments, to standard error."""
     for line in describe_unused(records, extra=extra):
         note(line)
+
+
+def fields_beside(row: Mapping[str, object], used: set[str]) -> JsonObject:
+    """Return the fields of a row beside its chat that a converted row needs: its id, its views, what tasks read.
+
+    A date or a decimal of a table, which JSON has no form for, becomes a text.
+
+    Args:
+        row: column name -> value.
+        used: the columns of the chat.
+    """
+    names = [name for name in _BESIDE_CHAT if name not in used]
+    names += [] if used & _VIEW_ROLES.keys() or any(is_absent(row.get(key)) for key in _VIEW_ROLES) else [*_VIEW_ROLES]
+    beside = {name: row[name] for name in names if not is_absent(row.get(name))}
+    return dict(json.loads(json.dumps(beside, default=str)))
 
 
 def _check_views(

@@ -12,7 +12,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import option
 from stepjepa.data.columns import read_chat
 from stepjepa.data.messages import check_text_only, is_absent, read_tools, read_variables, tools_column
-from stepjepa.data.records import BadRecords, parse_record
+from stepjepa.data.records import BadRecords, fields_beside, parse_record
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
 from stepjepa.tasks.generic import Gsm8kTask
@@ -117,6 +117,7 @@ def convert_chat(row: Row, **about: str | None) -> JsonObject:
     tools = tools_column(plain)
     more: JsonObject = {"tools": read_tools(plain.get(tools))}
     more["chat_template_kwargs"] = read_variables(plain.get("chat_template_kwargs"))
+    more |= fields_beside(plain, chat.used)
     for name in {*chat.used, tools, *more}:
         row.get(name)  # marks the column as read; others were only inspected
     if isinstance(row, _TrackedRow):
