@@ -51,10 +51,10 @@ def parser() -> argparse.ArgumentParser:
 
 def make_texts(suite: str, count: int) -> tuple[list[str], str | None]:
     """Distinct texts, and the system prompt in front of them."""
-    from stepjepa.tasks import nl_rx
+    from stepjepa.tasks import nl_rx_grammar
 
     draw = random.Random(7)
-    sentences = [pair[0] for pair in nl_rx.generate_split(min(count, 10_000), 1, 0)[0]]
+    sentences = [pair[0] for pair in nl_rx_grammar.generate_split(min(count, 10_000), 1, 0)[0]]
     texts = [f"{sentences[n % len(sentences)]}, number {n}" for n in range(count)]
     words = sorted({word for sentence in sentences for word in sentence.split()})
 

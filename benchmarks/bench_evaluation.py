@@ -48,13 +48,14 @@ def parser() -> argparse.ArgumentParser:
 
 def make_lines(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Records to train on, and others to answer."""
-    from stepjepa.tasks import nl_rx, stepmath
+    from stepjepa.tasks import nl_rx_grammar, stepmath
+    from stepjepa.tasks.nl_rx import NlRxTask
     from stepjepa.tasks.raw_values import chat_record
 
     if args.data == "stepmath":
         return stepmath.generate_split(TRAIN_RECORDS, args.examples, 0)
-    train, test = nl_rx.generate_split(TRAIN_RECORDS, args.examples, 0)
-    prompt = nl_rx.NlRxTask.system_prompt
+    train, test = nl_rx_grammar.generate_split(TRAIN_RECORDS, args.examples, 0)
+    prompt = NlRxTask.system_prompt
     return [chat_record(prompt, *pair) for pair in train], [chat_record(prompt, *pair) for pair in test]
 
 

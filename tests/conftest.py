@@ -113,9 +113,9 @@ def plain_tokenizer() -> Any:
 @pytest.fixture
 def quick_nl_rx(monkeypatch: pytest.MonkeyPatch) -> None:
     """NL-RX draws a fiftieth of its trees: some hundred pairs in a tenth of a second, as many as a test asks for."""
-    from stepjepa.tasks import nl_rx
+    from stepjepa.tasks import nl_rx_grammar
 
-    monkeypatch.setattr(nl_rx, "_DRAWS", {room: draws // 50 for room, draws in nl_rx._DRAWS.items()})
+    monkeypatch.setattr(nl_rx_grammar, "_DRAWS", {room: draws // 50 for room, draws in nl_rx_grammar._DRAWS.items()})
 
 
 @pytest.fixture(scope="module")

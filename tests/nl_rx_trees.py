@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from stepjepa.tasks.nl_rx import GROUPS, PRODUCTIONS, STRINGS, Tree, describe
+from stepjepa.tasks.nl_rx_grammar import GROUPS, PRODUCTIONS, STRINGS, Tree, describe
 
 
 def find_trees(description, regex):

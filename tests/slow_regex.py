@@ -8,7 +8,7 @@ import re
 import string
 from functools import cache
 
-from stepjepa.tasks.regex import parse
+from stepjepa.tasks.regex_syntax import parse
 
 WORD = set(string.ascii_letters + string.digits + "_")
 

@@ -18,9 +18,9 @@ from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import parse_record
-from stepjepa.inspection.plots import write_png
 from stepjepa.inspection.record import Inspection, inspect_records, visible_matrix
 from stepjepa.inspection.record_text import COLOURS
+from stepjepa.inspection.tree_picture import write_png
 from stepjepa.models.presets import preset_config, train_tokenizer
 from stepjepa.tasks.stepmath import generate
 

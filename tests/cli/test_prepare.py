@@ -11,7 +11,7 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
 from stepjepa.preparing import files
-from stepjepa.tasks import nl_rx
+from stepjepa.tasks import nl_rx_grammar
 from stepjepa.tasks.nl_rx import NlRxTask
 from stepjepa.tasks.registry import choose_task
 
@@ -176,7 +176,7 @@ def test_nl_rx_writes_records_of_its_task(tmp_path: Path) -> None:
 def test_what_can_not_be_generated(
     tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
-    monkeypatch.setattr(nl_rx, "_PATIENCE", 2)
+    monkeypatch.setattr(nl_rx_grammar, "_PATIENCE", 2)
     out = tmp_path / "out"
     assert prepare(*arguments.replace("OUT", str(out)).split()) == 2
     assert message in capsys.readouterr().err

@@ -8,7 +8,8 @@ from questions import question_records
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
 from stepjepa.tasks.generic import GenericTask
-from stepjepa.tasks.registry import choose_task, load_task, users_source, with_published_rules
+from stepjepa.tasks.reference import with_published_rules
+from stepjepa.tasks.registry import choose_task, load_task, users_source
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from stepjepa.base.errors import UserError
 from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
-from stepjepa.inspection.plots import write_png
 from stepjepa.inspection.record import Inspection, inspect_records, token_text, visible_matrix
 from stepjepa.inspection.record_text import COLOURS, EDGE, READ, as_text, title, visible_text
+from stepjepa.inspection.tree_picture import write_png
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.views.sequences import SampledRecord
 

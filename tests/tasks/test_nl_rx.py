@@ -6,10 +6,11 @@ import json
 import pytest
 
 from nl_rx_trees import find_trees
-from stepjepa.tasks import nl_rx
+from stepjepa.tasks import nl_rx_grammar
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
-from stepjepa.tasks.nl_rx import STRINGS, NlRxTask, Tree, describe, generate_split, is_sound, judge
-from stepjepa.tasks.regex import parse
+from stepjepa.tasks.nl_rx import NlRxTask, judge
+from stepjepa.tasks.nl_rx_grammar import STRINGS, Tree, describe, generate_split, is_sound
+from stepjepa.tasks.regex_syntax import parse
 from task_records import record
 
 
@@ -152,7 +153,7 @@ def test_all_pairs_are_sentences_about_lines_and_expressions_and_none_comes_twic
 
 def test_a_smaller_size_gives_the_first_of_the_pairs(monkeypatch):
     # Fewer draws: this is about order, not about what comes up.
-    monkeypatch.setattr(nl_rx, "_DRAWS", dict.fromkeys(nl_rx._DRAWS, 3000))
+    monkeypatch.setattr(nl_rx_grammar, "_DRAWS", dict.fromkeys(nl_rx_grammar._DRAWS, 3000))
     train, test = generate_split(300, 40, seed=4)
     assert generate_split(100, 40, seed=4) == (train[:100], test)
     assert generate_split(100, 0, seed=4)[1] == []

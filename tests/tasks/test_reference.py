@@ -7,7 +7,7 @@ from stepjepa.tasks.base import Likelihood, Response
 from stepjepa.tasks.generic import GenericTask, Gsm8kTask
 from stepjepa.tasks.hellaswag import LETTERS, HellaswagTask
 from stepjepa.tasks.nq_open import NqOpenTask
-from stepjepa.tasks.registry import with_published_rules
+from stepjepa.tasks.reference import with_published_rules
 from stepjepa.tasks.sentiment import SentimentTask
 from task_records import record
 

@@ -10,8 +10,9 @@ from greenery import fsm
 
 from slow_regex import matches
 from stepjepa.data.sources import read_records
-from stepjepa.tasks.regex import LONGEST, Matcher, Node, RegexSyntaxError, find_difference, parse
+from stepjepa.tasks.regex import Matcher, find_difference
 from stepjepa.tasks.regex_languages import Languages
+from stepjepa.tasks.regex_syntax import LONGEST, Node, RegexSyntaxError, parse
 
 ANY = parse(".")
 A, B, C = (Node("characters", text=character) for character in "abc")

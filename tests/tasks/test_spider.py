@@ -8,7 +8,8 @@ import task_records
 from stepjepa.base.errors import UserError
 from stepjepa.data.sources import read_records
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
-from stepjepa.tasks.registry import choose_task, with_published_rules
+from stepjepa.tasks.reference import with_published_rules
+from stepjepa.tasks.registry import choose_task
 from stepjepa.tasks.spider import SpiderTask
 from stepjepa.tasks.sql_order import orders_rows
 

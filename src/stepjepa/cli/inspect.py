@@ -49,7 +49,7 @@ def inspect(args: argparse.Namespace) -> JsonObject:
         # In one write, so that a reader of the first lines, such as `head`, does not break a second one.
         print(f"{as_text(inspection)}\n", end="")
     if args.png is not None:
-        from stepjepa.inspection.plots import write_png
+        from stepjepa.inspection.tree_picture import write_png
 
         write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)

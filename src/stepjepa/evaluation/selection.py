@@ -8,7 +8,8 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record
 from stepjepa.evaluation.output import summarise
 from stepjepa.tasks.base import TaskOptions
-from stepjepa.tasks.registry import choose_task, keep, with_published_rules
+from stepjepa.tasks.reference import with_published_rules
+from stepjepa.tasks.registry import choose_task, keep
 
 
 class Selection:

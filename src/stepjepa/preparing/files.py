@@ -18,7 +18,8 @@ from stepjepa.data.records import BadRecords, named
 from stepjepa.data.sources import read_rows
 from stepjepa.preparing.conversion import Convert, convert_rows
 from stepjepa.preparing.holding_out import hold_out
-from stepjepa.tasks import nl_rx, stepmath
+from stepjepa.tasks import nl_rx_grammar, stepmath
+from stepjepa.tasks.nl_rx import NlRxTask
 from stepjepa.tasks.raw_values import chat_record
 
 
@@ -140,8 +141,8 @@ class NlRxSettings(GeneratorSettings):
 def prepare_nl_rx(settings: NlRxSettings) -> None:
     """Generate sentences with regular expressions and write them as chats."""
     targets = _check_targets(settings.output_file, settings.test_file, settings.test_size, settings.overwrite)
-    parts = nl_rx.generate_split(settings.size, settings.test_size or 0, settings.seed)
-    records = ([chat_record(nl_rx.NlRxTask.system_prompt, *pair) for pair in part] for part in parts)
+    parts = nl_rx_grammar.generate_split(settings.size, settings.test_size or 0, settings.seed)
+    records = ([chat_record(NlRxTask.system_prompt, *pair) for pair in part] for part in parts)
     _write_files(dict(zip(targets, records, strict=False)))
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from stepjepa.base.processes import usable_cores
 from stepjepa.base.signals import Interruptions
 from stepjepa.study.grid import Trial
 from stepjepa.study.sweep_folder import BEGUN, FAILED, FINISHED, SweepFolder
@@ -124,8 +125,7 @@ class Local:
 
     def _environment(self, slot: int) -> dict[str, str]:
         """Return the environment of the trial in a slot: its share of the cores, and one GPU if there are any."""
-        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        cores = int(os.environ.get("SLURM_CPUS_PER_TASK", available))
+        cores = int(os.environ.get("SLURM_CPUS_PER_TASK", usable_cores()))
         gpu = {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]} if self.gpus else {}
         return {"OMP_NUM_THREADS": str(max(1, cores // self.jobs)), **os.environ, **gpu}
 

@@ -1,7 +1,6 @@
-"""Registry of tasks: built-in and custom ones, detection by records, and the published scoring rules."""
+"""Registry of tasks: built-in and custom ones, and the choice of a task by the records."""
 
 import importlib
-import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from stepjepa.base.files import fingerprint
 from stepjepa.base.terminal import note
 from stepjepa.config.option import load_class
 from stepjepa.data.records import Record
-from stepjepa.tasks.base import WRONG, Response, Scored, Task, TaskOptions, record_error
+from stepjepa.tasks.base import Task, TaskOptions, record_error
 
 AUTO = "auto"
 
@@ -84,18 +83,16 @@ def choose_task(name: str, records: Sequence[Record], options: TaskOptions = Tas
 
 
 def _note_what_is_compared(records: Sequence[Record], options: TaskOptions) -> None:
-    """Say that texts alone are compared, where the records' own task lacks what it needs (Spider's databases)."""
+    """Print a note if only texts are compared, since the records' own task lacks a setting (Spider's databases)."""
     task = next((kind for kind in TASKS.values() if all(map(kind.recognises, records))), TASKS["generic"])
     try:
         task.from_options(options)
     except UserError:
-        note(
-            f"the records are of task '{task.name}', which judges by '{task.headline}'; 'generic' compares texts alone"
-        )
+        note(f"the records are of task '{task.name}', which judges by '{task.headline}'; 'generic' compares only texts")
 
 
 def _recognise(records: Sequence[Record]) -> type[Task]:
-    """Return the task that recognises all records; raise ``UserError`` if one recognises some alone."""
+    """Return the task that recognises all records; raise ``UserError`` if one recognises only some of them."""
     for name, kind in TASKS.items():
         unrecognised = [record for record in records if not kind.recognises(record)]
         if not unrecognised:
@@ -127,49 +124,3 @@ def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict
         reasons = "; ".join(f"{reason}: {count}" for reason, count in left_out.most_common())
         raise UserError(f"no record is left ({reasons}); name another `test_file` or `task`", path=records[0].path)
     return evaluated, dict(left_out)
-
-
-def with_published_rules(task: Task) -> Task:
-    """Return the task with the verdict of the published LLM-JEPA evaluation as headline, beside the task's own scores.
-
-    ``reference`` follows the script where it is right and where it is not; ``reference_prefix`` is its
-    ``startswith``: for every task, the answer begins with the truth. Not reproduced: the script cuts prompts, and
-    gives queries to a shell that may write, takes a fence for SQL, and prints what ran before a statement that fails.
-    """
-
-    class Reference(type(task)):  # type: ignore[misc]
-        name = f"{task.name}-reference"
-        headline = "reference"
-        secondary_score = beginning = "reference_prefix"
-        __module__ = type(task).__module__
-
-        def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
-            scores = super().score_all(records, responses)
-            return [_published_first(task.name, *scored) for scored in zip(records, responses, scores, strict=True)]
-
-    reference: Task = Reference.from_options(task.options)
-    return reference
-
-
-def _published_first(name: str, record: Record, response: Response, scored: Scored) -> Scored:
-    """Return scores with the verdict of the published evaluation in front."""
-    answer = response.text.strip().removesuffix("<|end|>").strip()
-    if name == "hellaswag" and response.likelihoods is not None:
-        answer = scored.extracted["answer"] or ""
-    match name:
-        case "nq-open":
-            # So an empty answer is right, and so is "a".
-            verdict = any(part in record.answer for part in answer.split("; "))
-        case "gsm8k":
-            # Nothing marked equals nothing marked. Without MULTILINE, the marked line must be the last one.
-            marked, gold = (re.search(r"\n#### (.+)$", text) for text in (answer, record.answer))
-            verdict = (marked and marked[1]) == (gold and gold[1])
-        case "spider":
-            # What the sqlite3 shell prints: a query that fails prints nothing, as one that finds nothing.
-            # A thought in front of a query makes a statement that fails.
-            printed = scored.extracted["answer_output"] if response.content == response.text else None
-            verdict = scored.extracted["truth_output"] == printed
-        case _:
-            verdict = answer == record.answer
-    scores = {"reference": verdict, "reference_prefix": answer.startswith(record.answer), **scored.scores}
-    return Scored(scores, scored.extracted, None if verdict else scored.error or WRONG)

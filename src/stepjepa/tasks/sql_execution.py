@@ -159,11 +159,7 @@ def compare(gold: Table, result: Table, *, ordered: bool) -> tuple[bool, bool]:
         result: that of the other one.
         ordered: the order of rows counts.
     """
-
-    def settle(value: object) -> object:
-        return float(f"{value:.12g}") if isinstance(value, float) and not value.is_integer() else value
-
-    first, second = ([tuple(map(settle, row)) for row in table.rows] for table in (gold, result))
+    first, second = ([tuple(map(_settled, row)) for row in table.rows] for table in (gold, result))
     if gold.columns != result.columns or len(first) != len(second):
         return False, False
     if first == second or (not ordered and Counter(first) == Counter(second)):
@@ -286,7 +282,7 @@ def result_name(database: str, sql: str, ordered: bool, seconds: float, memory: 
 
 
 def _settled(value: object) -> object:
-    """Return a number such that equal ones have one form: a whole float as integer, others to twelve digits."""
+    """Return a value in a form that equal numbers share: a whole float as an integer, others to twelve digits."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else float(f"{value:.12g}")
     return value

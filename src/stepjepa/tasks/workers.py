@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pebble import ProcessExpired, ProcessPool
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.processes import usable_cores
 
 if TYPE_CHECKING:
     from multiprocessing.popen_spawn_posix import Popen
@@ -48,9 +49,8 @@ class Workers:
     """
 
     def __init__(self, function: Callable[..., object], *, seconds: float, memory: int, processes: int | None) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._function, self._seconds, self._memory = function, seconds, memory
-        number, limits = processes or min(cores, 8), (memory, os.getpid())
+        number, limits = processes or min(usable_cores(), 8), (memory, os.getpid())
         self._pool = ProcessPool(number, initializer=_set_limits, initargs=limits, context=_Context())
 
     def map(self, calls: Sequence[tuple[object, ...]]) -> list[Outcome]:
