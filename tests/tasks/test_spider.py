@@ -197,7 +197,7 @@ def test_without_databases_there_is_no_task(tmp_path):
 
 def test_without_databases_another_task_says_what_it_compares(databases, capsys):
     assert choose_task("generic", [record(COUNT)]).name == "generic"
-    expected = "note: the records are of task 'spider', which judges by 'execution'; 'generic' compares texts alone\n"
+    expected = "note: the records are of task 'spider', which judges by 'execution'; 'generic' compares only texts\n"
     assert capsys.readouterr().err == expected
     with pytest.raises(UserError, match="`spider_path` does nothing with task 'generic'"):
         choose_task("generic", [record(COUNT)], TaskOptions(spider_path=str(databases)))
