@@ -226,3 +226,32 @@ def test_the_page_of_tasks_has_every_task_and_an_own_one_that_works(
     lines = [json.loads(line) for line in Path("scored.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [list(line["scores"].values()) for line in lines] == [[True, True], [False, True], [False, False]]
     assert [line["error"] for line in lines] == [None, "wrong answer", "no answer found"]
+
+
+def test_the_task_of_the_page_that_judges_calls_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8").partition("### Answers that are tool calls")[2]
+    monkeypatch.chdir(tmp_path)
+    Path("my_calls.py").write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    call = {"type": "function", "function": {"name": "rain", "arguments": {"city": "Bonn", "day": 3}}}
+    answers: list[dict[str, Any]] = [{"content": "", "tool_calls": [call, call]}] * 5 + [{"content": "No."}] * 2
+    user = {"role": "user", "content": "Rain?"}
+    write_jsonl("test.jsonl", [{"messages": [user, {"role": "assistant", **answer}]} for answer in answers])
+
+    def written(*calls: str) -> str:
+        return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+    right, other = '{"name": "rain", "arguments": {"day": 3, "city": "Bonn"}}', '{"name": "rain", "arguments": {}}'
+    said = [f"<think>\nHm.\n</think>\n\n{written(right, right)}", written(right, other), written(right), "{", ""]
+    said += ["<think>\nHm.\n</think>\n\nNo.", written(right)]
+    write_jsonl("said.jsonl", [{"index": i, "generated": text} for i, text in enumerate(said)])
+    options = "--test_file test.jsonl --predictions said.jsonl --output_file scored.jsonl"
+    assert main(["score", "--task", "my_calls:ToolCalls", *options.split()]) == 0
+    lines = [json.loads(line) for line in Path("scored.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["scores"]["correct"] for line in lines] == [True, False, False, False, False, True, False]
+    assert [line["scores"]["same_functions"] for line in lines] == [True, True, False, False, False, True, False]
+    assert "skipped" not in capsys.readouterr().out
+    # A task that compares texts has nothing to compare in a call.
+    assert main(["score", "--task", "generic", *options.replace("scored", "texts").split()]) == 0
+    assert "skipped: 5 records: answer without text (a tool call) 5" in capsys.readouterr().out

@@ -114,6 +114,7 @@ class Task(ABC):
     file_names: ClassVar[
         tuple[str, ...]
     ] = ()  # prefixes of its file names, in lower case with _, to recognise its records
+    judges_calls: ClassVar[bool] = False  # records whose answer is a tool call without text are evaluated, too
     detection_order: ClassVar[int] = 0  # order in which 'auto' tries tasks; content heuristics come last
     options: TaskOptions = TaskOptions()
     _workers: Workers | None = None

@@ -113,7 +113,8 @@ def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict
     evaluated: dict[int, Record] = {}
     left_out: Counter[str] = Counter()
     for index, record in enumerate(records):
-        reason = task.left_out(record) if record.answer.strip() else "answer without text (a tool call)"
+        is_judged = task.judges_calls or record.answer.strip()
+        reason = task.left_out(record) if is_judged else "answer without text (a tool call)"
         if reason is None:
             # A record without a usable truth must not stop a run after an hour of generating.
             task.truth(record)
