@@ -11,6 +11,7 @@ import inspect
 import json
 import math
 import numbers
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -162,13 +163,13 @@ def _number(text: str) -> float:
 
 _SWITCH = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
 
-_KINDS: Mapping[object, tuple[type, str]] = {
+_KINDS: Mapping[object, tuple[type | UnionType, str]] = {
     int: (numbers.Integral, "a whole number"),
     float: (numbers.Real, "a number"),
     bool: (bool, "true or false"),
-    str: (str, "a text"),
+    str: (str | os.PathLike, "a text"),
 }
-"""Type -> the type of its values in Python, and the words for it."""
+"""Type -> the type of its values in Python, and the words for it; a text may be a path."""
 
 READERS: Mapping[object, Callable[[str], object]] = {
     int: _reader("a whole number", int),
