@@ -39,14 +39,14 @@ class Command:
     """A sub-command: the constant of its name, in capitals, in a module of this package.
 
     Attributes:
-        run: runs it and returns the exit code, or what ``--json`` prints (exit code 1 if its ``passed`` is false);
-            raises ``UserError`` for what the user can correct. With ``--json`` other output goes to standard error.
+        run: runs it and returns the exit code, or the value that ``--json`` prints (exit code 1 if its ``passed`` is
+            false); raises ``UserError`` for wrong input. With ``--json`` other output goes to standard error.
         flags: the dataclasses of its options, each with a heading.
         add: adds flags before those.
         common: names of the options that ``--help`` shows; with none it shows all.
         epilog: text at the end of the help.
-        translate: translates arguments of a published program into ours, and says on one line each what it did.
-        parse: parses the arguments, for a command that takes flags which its parser does not know.
+        translate: translates the arguments of a published program into ours; returns them, and a note on each change.
+        parse: parses the arguments of a command that accepts flags which its parser does not know.
     """
 
     run: Callable[[argparse.Namespace], object]

@@ -43,22 +43,10 @@ class CompareFlags:
 def compare_runs(args: argparse.Namespace) -> JsonObject | int:
     """Compare the runs; print the tables or write them to a file; draw a picture."""
     from stepjepa.study.comparison import compare
-    from stepjepa.study.plot import check_picture, picture
+    from stepjepa.study.plot import picture
     from stepjepa.study.tables import FORMATS, as_text
 
-    check_effects(vars(args), CompareFlags)
-    if args.json and args.format not in ("text", "json"):
-        raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
-    if args.json:
-        args.format = "json"
-    if args.details and args.format != "text":
-        raise UserError(f"--details does nothing with --format {args.format}, which has every table; leave it out")
-    if args.plot is not None:
-        check_picture(args.plot)
-    if args.plot and args.output_file and Path(args.plot).resolve() == Path(args.output_file).resolve():
-        raise UserError("is both --output_file and --plot; name another", path=args.plot)
-    for file in filter(None, (args.output_file, args.plot)):
-        check_output_file(file, args.overwrite)
+    _check_output(args)
     choices = {name: getattr(args, name) for name in ("evaluation", "baseline", "tails", "mixed_runs")}
     comparison = compare(args.runs, **choices)
     text = spelled(as_text(comparison, details=True) if args.details else FORMATS[args.format](comparison))
@@ -75,6 +63,28 @@ def compare_runs(args: argparse.Namespace) -> JsonObject | int:
             stream.write(picture(comparison, Path(args.plot).suffix.lower()[1:]))
         print(f"written: {args.plot}", file=sys.stderr)
     return json.loads(text) if args.json and args.output_file is None else 0
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    """Raise ``UserError`` for flags of the output that contradict each other, or a file that can't be written.
+
+    ``--json`` becomes ``--format json``.
+    """
+    from stepjepa.study.plot import check_picture
+
+    check_effects(vars(args), CompareFlags)
+    if args.json and args.format not in ("text", "json"):
+        raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
+    if args.json:
+        args.format = "json"
+    if args.details and args.format != "text":
+        raise UserError(f"--details does nothing with --format {args.format}, which has every table; leave it out")
+    if args.plot is not None:
+        check_picture(args.plot)
+    if args.plot and args.output_file and Path(args.plot).resolve() == Path(args.output_file).resolve():
+        raise UserError("is both --output_file and --plot; name another", path=args.plot)
+    for file in filter(None, (args.output_file, args.plot)):
+        check_output_file(file, args.overwrite)
 
 
 @dataclass

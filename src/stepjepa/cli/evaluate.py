@@ -32,7 +32,7 @@ resumes an interrupted evaluation. docs/tasks.md describes tasks and scores."""
 
 
 @dataclass
-class ModelFlags:
+class QuantizationFlags:
     """Quantization of the weights."""
 
     load_in_4bit: bool = option(False, "load the weights in 4 bits; through bitsandbytes")
@@ -104,7 +104,7 @@ EVALUATE = Command(
     evaluate,
     flags=(
         *((EvaluationSettings, "files"), (JsonFlags, "files"), (DetailsFlags, "files")),
-        *((TaskOptions, "scoring"), (Sampling, "generation"), (ModelFlags, "generation")),
+        *((TaskOptions, "scoring"), (Sampling, "generation"), (QuantizationFlags, "generation")),
         (ServerSettings, "server"),
     ),
     common="model_path test_file columns output_file overwrite json details task spider_path max_examples retrieval "

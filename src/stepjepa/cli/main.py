@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     escape_unencodable_output()
     name, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     with raising():
-        return _reporting(name, words)
+        return _run_and_report(name, words)
 
 
 def _run(name: str, words: Sequence[str]) -> int:
@@ -89,7 +89,7 @@ def _error_with_dashes(name: str, message: str, *, interrupted: bool = False) ->
     return error_with_dashes(message, flags)
 
 
-def _reporting(name: str, words: Sequence[str]) -> int:
+def _run_and_report(name: str, words: Sequence[str]) -> int:
     """Run a command; an error is printed on one line that begins with its name, and becomes the exit code."""
     try:
         try:

@@ -1,4 +1,4 @@
-"""The parser of all commands, filled from typed settings; texts of flags and flags of texts. Argparse is known here."""
+"""The parser of all commands, filled from typed settings; settings in messages are written as flags."""
 
 import argparse
 import difflib
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         common: names of the settings that ``--help`` shows, in short form; with none it shows all, in full.
         more_help: returns text for the end of ``--help_all``.
         not_flags: names that are no flags, but are often typed -> the remedy.
-        takes_others: return unknown flags and don't ask for missing ones; otherwise both are errors.
+        takes_others: return unknown flags and accept missing ones; otherwise both are errors.
         required: names of the flags without a default.
     """
 

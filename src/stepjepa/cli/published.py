@@ -285,7 +285,7 @@ IDLE_IN_EVALUATION = (
     *("original_model_name", "split_tune_untune", "nosplit_data", "device_map", "device", "use_lora", "no_lora"),
     *("max_length", "do_sample", "debug"),
 )
-"""Flags of the published evaluations without effect here: what they choose is detected, or never done."""
+"""Flags of the published evaluations without effect here: their choice is detected, or never made."""
 
 OF_ANALYZE = {
     "t_sne": "false",
@@ -297,6 +297,13 @@ OF_ANALYZE = {
 """Flags of the published evaluation that draw pictures of embeddings, with the values that change nothing."""
 
 
+OF_DECODING = {
+    "repetition_penalty": (("1.0", "1.1", "1"), "answers have no penalty on repetition"),
+    "num_beams": (("1",), "answers are greedy, or samples"),
+}
+"""Flags of decoding that have no counterpart here -> accepted values, and what is done instead."""
+
+
 def translate_evaluate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Translate the arguments of a published evaluation into those of ``stepjepa evaluate``; as for training."""
     line = CommandLine.of(arguments)
@@ -306,10 +313,7 @@ def translate_evaluate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         line.refuse(name, reason, without_effect=lambda _: is_unsplit)
     for name, usual in OF_ANALYZE.items():
         line.refuse(name, "'stepjepa analyze' draws embeddings", without_effect=usual.__eq__)
-    for name, harmless, difference in (
-        ("repetition_penalty", ("1.0", "1.1", "1"), "answers have no penalty on repetition"),
-        ("num_beams", ("1",), "answers are greedy, or samples"),
-    ):
+    for name, (harmless, difference) in OF_DECODING.items():
         if line.has(name):
             if (value := line.take(name)) not in harmless:
                 raise UserError(f"--{name} {value}: {difference} here; leave it out")

@@ -53,18 +53,7 @@ class SearchFlags:
 
 def run(args: argparse.Namespace) -> JsonObject:
     """Search and print."""
-    check_effects(vars(args), SearchFlags)
-    if (args.query is None) == (args.queries is None):
-        raise UserError("expected queries; pass either --query or --queries")
-    for name in filter(None, (args.corpus, args.queries)):
-        existing_file(name, "file of texts")
-    if args.output_file is not None:
-        output = check_output_file(args.output_file, args.overwrite)
-        if output.suffix != ".jsonl":
-            raise UserError("`output_file` is of JSON lines; end its name in .jsonl", path=output)
-        for name in filter(None, (args.corpus, args.queries)):
-            if output.resolve() == Path(name).resolve():
-                raise UserError("`output_file` is a file of texts to be read; name another", path=output)
+    _check_files(args)
     from stepjepa.evaluation.corpus import corpus_index, read_texts
     from stepjepa.objectives.inputs import Text
 
@@ -93,6 +82,22 @@ def run(args: argparse.Namespace) -> JsonObject:
             for hit in result["hits"]:
                 print(f"  {hit['score']:6.3f}  line {hit['line']:<6} {visible(hit['text'])}")
     return {"corpus": args.corpus, "texts": len(index.texts), "results": results}
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Raise ``UserError`` unless there are queries, both files of texts exist, and the output can be written."""
+    check_effects(vars(args), SearchFlags)
+    if (args.query is None) == (args.queries is None):
+        raise UserError("expected queries; pass either --query or --queries")
+    for name in filter(None, (args.corpus, args.queries)):
+        existing_file(name, "file of texts")
+    if args.output_file is not None:
+        output = check_output_file(args.output_file, args.overwrite)
+        if output.suffix != ".jsonl":
+            raise UserError("`output_file` is of JSON lines; end its name in .jsonl", path=output)
+        for name in filter(None, (args.corpus, args.queries)):
+            if output.resolve() == Path(name).resolve():
+                raise UserError("`output_file` is a file of texts to be read; name another", path=output)
 
 
 SEARCH = Command(

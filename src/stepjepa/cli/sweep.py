@@ -22,6 +22,9 @@ from stepjepa.models.names import check_base
 from stepjepa.store.record import read_record
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stepjepa.study.grid import Grid, Trial
     from stepjepa.study.sweep import Engine, Outcome
     from stepjepa.study.sweep_folder import SweepFolder
 
@@ -59,7 +62,7 @@ class SweepFlags:
 
 
 def _read_train(flags: JsonObject) -> JsonObject:
-    """Return the settings that flags of ``stepjepa train`` mean; equal if two spellings mean the same."""
+    """Return the settings that flags of ``stepjepa train`` mean; they are equal for spellings of equal meaning."""
     with contextlib.redirect_stderr(io.StringIO()):  # the log of the trial has its notes
         config: RunConfig = parse("train", [*as_arguments(flags), "--output_dir=."]).run
     for name in ("train_file", "eval_file", "data_file", "chat_template"):
@@ -87,7 +90,7 @@ def _read_evaluate(flags: JsonObject) -> list[str]:
     return arguments
 
 
-def _named(settings: JsonObject) -> str:
+def _changed_settings(settings: JsonObject) -> str:
     """Return the settings of a trial that are not the defaults."""
     usual = RunConfig().to_flat()
     return ", ".join(f"{name} {value}" for name, value in settings.items() if usual.get(name) != value)
@@ -97,31 +100,40 @@ def run(args: argparse.Namespace) -> int:
     """Expand and check the grid, run the trials that are left and show the table."""
     from stepjepa.study.grid import KEYS, expand, read_grid, select
     from stepjepa.study.sweep import sweep
-    from stepjepa.study.sweep_folder import FINISHED, SweepFolder
+    from stepjepa.study.sweep_folder import SweepFolder
 
     check_effects(vars(args), SweepFlags)
     grid = read_grid(args.config, args.seeds)
     trials = expand(grid, _read_train, _read_evaluate)
     chosen = select(trials, args.only)
-    path = Path(args.output_dir)
-    folder = SweepFolder(path, trials, {name: getattr(grid, name) for name in KEYS}, read_arguments=_read_earlier)
+    folder = SweepFolder(
+        Path(args.output_dir), trials, {name: getattr(grid, name) for name in KEYS}, read_arguments=_read_earlier
+    )
     states = folder.states(chosen)
     engine = _engine(args, folder)
-    counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
-    narrowed = f", {len(chosen)} of them chosen" if len(chosen) < len(trials) else ""
-    labels = len({trial.label for trial in trials})
-    print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {counts}")
-    print(f"baseline: {grid.baseline}\nlogs: {path}/ARM/seedN.log", flush=True)
-    if first := next((trial for trial in chosen if states[trial.name] != FINISHED), None):
-        log = shlex.quote(str(folder.log_file(first)))
-        print(f"a line appears when a trial ends; meanwhile: tail -F {log}", flush=True)
+    _announce(folder, grid, chosen, states)
     if args.dry_run:
         for trial in chosen:
-            print(f"\n{trial.name} ({states[trial.name]}): {_named(trial.train)}")
+            print(f"\n{trial.name} ({states[trial.name]}): {_changed_settings(trial.train)}")
             for stage in ("train", "evaluate"):
                 print(f"  $ {shlex.join(folder.command(trial, stage))}")
         return 0
     return _conclude(folder, sweep(folder, chosen, engine), len(chosen))
+
+
+def _announce(folder: SweepFolder, grid: Grid, chosen: Sequence[Trial], states: Mapping[str, str]) -> None:
+    """Print the number of trials in each state, the baseline, and the log to follow."""
+    from stepjepa.study.sweep_folder import FINISHED
+
+    trials = folder.trials
+    counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
+    narrowed = f", {len(chosen)} of them chosen" if len(chosen) < len(trials) else ""
+    labels = len({trial.label for trial in trials})
+    print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {counts}")
+    print(f"baseline: {grid.baseline}\nlogs: {folder.path}/ARM/seedN.log", flush=True)
+    if first := next((trial for trial in chosen if states[trial.name] != FINISHED), None):
+        log = shlex.quote(str(folder.log_file(first)))
+        print(f"a line appears when a trial ends; meanwhile: tail -F {log}", flush=True)
 
 
 def _engine(args: argparse.Namespace, folder: SweepFolder) -> Engine:

@@ -28,6 +28,8 @@ from stepjepa.models.names import check_trained
 from stepjepa.store.prompts import training_system_prompt, with_system_prompt
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from stepjepa.objectives.reading import ViewEmbeddings
 
 Value = TypeVar("Value")
@@ -111,6 +113,22 @@ def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     figure = draw_projection(points, settings.t_sne_type, Path(settings.test_file).name, settings.seed)
     for file in existing:
         file.unlink()
+    _write(files, models, figure, settings, digest)
+    return models
+
+
+def _write(
+    files: Sequence[Path], models: Sequence[ModelViews], figure: Figure, settings: AnalysisSettings, digest: str
+) -> None:
+    """Write the numbers, the data and the picture of an analysis.
+
+    Args:
+        files: from :func:`output_files`.
+        models: the analysed models.
+        figure: the picture.
+        settings: of the analysis.
+        digest: SHA-256 of the test file.
+    """
     arrays: dict[str, Any] = {
         f"{number}/{name}": array
         for number, model in enumerate(models)
@@ -128,7 +146,6 @@ def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     recorded = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
     source = {"test_file": settings.test_file, "test_fingerprint": digest, "settings": recorded}
     write_json(files[0], {**source, "models": described_models})
-    return models
 
 
 def _embed_model(
@@ -244,7 +261,7 @@ def group_of(record: Record) -> str:
 
 
 def notes(models: Sequence[ModelViews]) -> list[str]:
-    """Return sentences that a reader of the numbers must know."""
+    """Return caveats on the numbers, one sentence each."""
     sentences = [f"{model.model_path}: {note}" for model in models for note in model.numbers["notes"]]
     first, *others = ({*zip(model.embeddings.record, model.embeddings.pair, strict=True)} for model in models)
     if any(other != first for other in others):

@@ -23,7 +23,7 @@ from stepjepa.batch.view_text import step_views
 from stepjepa.chat.turn_text import Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.views.sequences import Ids, Pair, SampledRecord, TokenSequence
+from stepjepa.views.sequences import Ids, Pair, SampledRecord, TokenizedRecord, TokenSequence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -129,11 +129,7 @@ def inspect_records(
             fault = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
             raise UserError(fault, path=record.path, line=record.line)
         parts.append(collator.sequences(SampledRecord(tokens_of_record)))
-        texts = _trained_texts(record_tokenizer.turns(record), config)
-        predictors = record_tokenizer.predictors
-        views = [_view_texts(pair, tokenizer, predictors, config) for pair in tokens_of_record.all_pairs]
-        numbers = {"pairs": len(views), "main_tokens": tokens_of_record.length}
-        infos.append({"line": record.line, **texts, "views": views, **numbers})
+        infos.append(_describe_record(record, tokens_of_record, record_tokenizer, config))
     tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
     counted = count_tokens(filter(None, tokenized), lenient)
     file = {
@@ -143,6 +139,16 @@ def inspect_records(
     }
     facts = record_tokenizer.describe(), _refusal(records, tokenizer, config, record_tokenizer.counts)
     return Inspection(records[index].path, index, config, tokens, branches, sequences, infos, file, *facts)
+
+
+def _describe_record(
+    record: Record, tokenized: TokenizedRecord, record_tokenizer: RecordTokenizer, config: JepaConfig
+) -> JsonObject:
+    """Return the line, texts, views and counts of a record, see ``Inspection.records``."""
+    tokenizer, predictors = record_tokenizer.tokenizer, record_tokenizer.predictors
+    views = [_view_texts(pair, tokenizer, predictors, config) for pair in tokenized.all_pairs]
+    texts = _trained_texts(record_tokenizer.turns(record), config)
+    return {"line": record.line, **texts, "views": views, "pairs": len(views), "main_tokens": tokenized.length}
 
 
 def _trained_texts(turns: Sequence[Turn], config: JepaConfig) -> JsonObject:
