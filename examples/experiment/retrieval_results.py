@@ -265,13 +265,17 @@ class Retrieval:
         """Return the layouts of InfoNCE beside the LM loss that have runs, each with its arm."""
         return [(layout, arm) for layout, arm in JOINT.items() if self.has(arm)]
 
-    def of_predictors(self, column: str = HITS) -> str:
-        """Write what predictor tokens add to InfoNCE beside the LM loss, in points; empty if no arm is without them."""
+    def tests_of_predictors(self, column: str = HITS) -> dict[str, PairedT]:
+        """Return by layout what predictor tokens add to InfoNCE beside the LM loss; without the arm there is none."""
         tests = {
             layout: difference(self.rows, (arm, "trained"), (f"{arm}-k0", "trained"), column)
             for layout, arm in JOINT.items()
         }
-        return listed([f"`{layout}` {interval(test)}" for layout, test in tests.items() if test is not None])
+        return {layout: test for layout, test in tests.items() if test is not None}
+
+    def of_predictors(self, column: str = HITS) -> str:
+        """Write what predictor tokens add to InfoNCE beside the LM loss, in points; empty if no arm is without them."""
+        return listed([f"{interval(test)} (`{layout}`)" for layout, test in self.tests_of_predictors(column).items()])
 
     def choice(self, arm: str, method: str) -> str:
         """Return the readouts that were chosen, each once."""
