@@ -132,6 +132,25 @@ def test_the_weights_are_the_same_bit_for_bit_from_anywhere(
     assert "is not empty" in capsys.readouterr().err
 
 
+def test_a_run_that_was_resumed_with_other_settings_is_repeated_with_the_last_ones_and_says_so(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train = ["train", "--model_name", "preset:tiny", "--train_file", str(folder / "data.jsonl"), "--output_dir", "run"]
+    train += ["--use_cpu", "--lr_scheduler_type", "constant", "--save_steps", "1"]
+    assert main([*train, "--max_steps", "1", "--batch_size", "2", "--grad_accum", "2"]) == 0
+    resume = ["--resume_from_checkpoint", "last", "--batch_size", "2", "--grad_accum", "2"]
+    assert main([*train, *resume, "--max_steps", "2", "--learning_rate", "0.01", "--neftune_noise_alpha", "3"]) == 0
+    capsys.readouterr()
+    assert main(["rerun", "run"]) == 0
+    message = capsys.readouterr()
+    change = "resumed at step 1 with another learning_rate: 2e-05 -> 0.01"
+    assert f"note: the run was {change}; the run was resumed at step 1 with another neftune_noise_alpha" in message.out
+    assert "it is repeated with the settings of its last launch\n" in message.out
+    assert f"weights: differ from those of {tmp_path / 'run'}: the run was {change}; " in message.err
+    assert read_run("run-rerun")["training"]["learning_rate"] == 0.01
+
+
 def test_a_changed_file_is_noticed_and_then_told(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ import argparse
 import logging
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from stepjepa.config.option import option
 from stepjepa.config.run import RunConfig
 from stepjepa.running.repeat import SILENT, changes_since, check_trusted, is_record, recorded_settings
 from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, open_run_folder
-from stepjepa.store.record import read_run
+from stepjepa.store.record import read_record, read_run
 
 
 @dataclass
@@ -65,15 +66,19 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(message, path=folder / RUN_FILE) from None
         if changes and not args.allow_changes:
             raise UserError(f"{'; '.join(changes)}; restore what it was, or pass --allow_changes", path=folder)
-        command = as_arguments(config.to_flat())
+        command, record = as_arguments(config.to_flat()), read_record(folder)
+        resumed = [f"the run was {change}" for change in record.changes(mixed=True)]
+        if resumed:
+            differences.append(f"{'; '.join(resumed)}; it is repeated with the settings of its last launch")
+        differences += [f"the run was {change}" for change in record.changes(mixed=False)]
         if is_main_process():
             lines = [f"stepjepa train {shlex.join(command)}", *(f"note: {line}" for line in (*changes, *differences))]
             print(*map(visible, lines), sep="\n", flush=True)
         log_to_stderr(logging.WARNING)
-        record = train(config, command=["train", *command]).record
+        finished = train(config, command=["train", *command]).record
         if is_main_process():
-            print_finished(config, record)
-    return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
+            print_finished(config, finished)
+    return _compare(folder, new, old, [*changes, *resumed]) if is_main_process() else 0
 
 
 def _settings_of(folder: Path, old: JsonObject, *, trusted: bool) -> JsonObject:
@@ -86,17 +91,20 @@ def _settings_of(folder: Path, old: JsonObject, *, trusted: bool) -> JsonObject:
     return settings_of_earlier_run(arguments, old.get("jepa") or {}) | SILENT
 
 
-def _compare(folder: Path, new: Path, old: JsonObject, changed: bool) -> int:
-    """Print whether the weights are equal; return exit code 1 if they differ although nothing had changed."""
+def _compare(folder: Path, new: Path, old: JsonObject, reasons: Sequence[str]) -> int:
+    """Print whether the weights are equal; return exit code 1 if they differ for none of these ``reasons``."""
     from stepjepa.store.fingerprint import equal_weights
 
     same = equal_weights(folder, new)
     if old.get("status") != "finished" or "exported_from" in old or same is None:
         print(f"weights: nothing to compare with, since {folder} holds no weights of a finished run")
         return 0
-    outcome = f"equal to those of {folder}, bit for bit" if same else f"differ from those of {folder}"
-    print(f"weights: {outcome}", file=sys.stdout if same else sys.stderr)
-    return 0 if same or changed else 1
+    if same:
+        print(f"weights: equal to those of {folder}, bit for bit")
+    else:
+        why = f": {visible('; '.join(reasons))}" if reasons else ""
+        print(f"weights: differ from those of {folder}{why}", file=sys.stderr)
+    return 0 if same or reasons else 1
 
 
 RERUN = Command(

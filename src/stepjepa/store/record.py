@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,6 +184,17 @@ class RunRecord:
     def finished(self, results: Results) -> "RunRecord":
         """Return the record of the same run, finished, with its results."""
         return replace(self, status="finished", error=None, results=results)
+
+    def changes(self, *, mixed: bool) -> Iterator[str]:
+        """Yield a text for each change between launches; ``mixed`` selects those that affect the weights or the others.
+
+        A launch none of whose steps is part of the run has changed nothing; the first one may have changes of the run
+        whose checkpoint it resumed.
+        """
+        for number, launch in enumerate(self.launches):
+            for change in launch.changes:
+                if change.mixed is mixed and (launch.trained or number == 0):
+                    yield f"resumed at step {launch.from_step or 0} with another {change}"
 
 
 def read_run(folder: str | os.PathLike[str]) -> JsonObject:

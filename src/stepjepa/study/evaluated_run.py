@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -201,8 +201,8 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         trained_on=_describe_trained_on(file, summary),
         readout=None if summary.retrieval is None else describe_readout(summary.retrieval.readout),
         fingerprints=record.fingerprints or Fingerprints(),
-        mixed=tuple(_changes(record, mixed=True)),
-        noted=tuple(_changes(record, mixed=False)),
+        mixed=tuple(record.changes(mixed=True)),
+        noted=tuple(record.changes(mixed=False)),
     )
 
 
@@ -231,18 +231,6 @@ def _required(folder: Path, name: str, part: T | None) -> T:
     if part is None:
         raise origin_of(folder).missing(name, "a text" if name == "model" else "an object")
     return part
-
-
-def _changes(record: RunRecord, *, mixed: bool) -> Iterator[str]:
-    """Yield a text for each change between launches; ``mixed`` selects those that affect the weights or the others.
-
-    A launch none of whose steps is part of the run has changed nothing; the first one may have changes of the run
-    whose checkpoint it resumed.
-    """
-    for number, launch in enumerate(record.launches):
-        for change in launch.changes:
-            if change.mixed is mixed and (launch.trained or number == 0):
-                yield f"resumed at step {launch.from_step or 0} with another {change}"
 
 
 def _describe_trained_on(file: Path, summary: _Summary) -> str | None:
