@@ -3,17 +3,24 @@
 import errno
 import json
 import math
+import os
 import pickle
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import (
+    append_jsonl,
     atomic_write,
+    check_output_file,
+    check_writable,
     existing_file,
     locked,
     naming_disk_errors,
@@ -21,6 +28,7 @@ from stepjepa.base.files import (
     read_jsonl,
     read_yaml,
 )
+from stepjepa.store.folder import open_run_folder
 
 
 @pytest.mark.parametrize(
@@ -116,6 +124,51 @@ def test_disk_errors_name_the_file(error: Exception) -> None:
     assert result.value.filename == "a.pt"
     with pytest.raises(RuntimeError, match="shapes"), naming_disk_errors("a.pt"):
         raise RuntimeError("shapes")
+
+
+@pytest.mark.parametrize(("free", "number"), [(1000, errno.ENOSPC), (2**30, errno.EIO)])
+def test_a_writer_that_gives_no_reason_has_met_a_full_disk_if_none_is_free(
+    free: int, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: asked.append(path) or SimpleNamespace(free=free))
+    with pytest.raises(OSError) as result, naming_disk_errors(tmp_path / "later" / "a.pt"):
+        raise RuntimeError("[enforce fail at inline_container.cc:664] . PytorchStreamWriter failed writing file")
+    assert (result.value.errno, asked) == (number, [tmp_path])
+
+
+def test_lines_that_can_not_all_be_written_leave_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    append_jsonl(path, [{"a": "ä"}])
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            append_jsonl(path, [{"b": 1}, {"b": 2}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (path.read_bytes(), error.value.filename) == (before, str(path))
+    append_jsonl(path, [{"b": 1}, {"b": 2}])
+    assert [value for _, value in read_jsonl(path)] == [{"a": "ä"}, {"b": 1}, {"b": 2}]
+
+
+def test_an_error_names_the_file_and_not_its_temporary_one() -> None:
+    with pytest.raises(OSError) as error, atomic_write("/proc/a.txt"):
+        pass
+    assert error.value.filename == "/proc/a.txt"
+
+
+def test_a_place_that_can_not_be_written_to_is_named_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.F_OK and Path(path).exists())
+    with pytest.raises(UserError, match=rf"{tmp_path}/run: can't be written to; name another place"):
+        check_writable(tmp_path / "run")
+    since = f"can't be written to, since {tmp_path} is read-only for you; name another place"
+    for check in (check_output_file, lambda path: open_run_folder(str(path), None)):
+        with pytest.raises(UserError, match=f"{tmp_path}/new/a: {since}"):
+            check(tmp_path / "new" / "a")
 
 
 HOLD = "import sys, time; from pathlib import Path; from stepjepa.base.files import locked\n"

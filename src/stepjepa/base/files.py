@@ -8,9 +8,10 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,8 +23,18 @@ from stepjepa.base.json_object import JsonObject, json_fault, parse_data
 File = str | os.PathLike[str]
 """The path of a file or folder."""
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""Disk full, quota exceeded, file too large, input/output error, read-only file system."""
+_OTHER_DISK = "free some space or name a place on another disk, then run it again"
+DISK_REMEDIES = {
+    errno.ENOSPC: _OTHER_DISK,
+    errno.EDQUOT: _OTHER_DISK,
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f), then run it again",
+    errno.EIO: "check the disk, or name a place on another one",
+    errno.EROFS: "name a place that can be written to",
+}
+"""Number of an error of a full or failing disk -> what the user can do about it."""
+
+# Bytes left on a disk from which on it counts as full where a library does not say why it could not write.
+_FULL = 2**20
 
 
 def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
@@ -186,10 +197,30 @@ def naming_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         if match := re.search(r"\(os error (\d+)\)", str(error)):
             number = int(match[1])
         elif isinstance(error, RuntimeError) and re.search("PytorchStreamWriter|inline_container|iostream", str(error)):
-            number = errno.EIO
-        if number not in DISK_ERRORS:
+            number = errno.ENOSPC if _free(path) < _FULL else errno.EIO
+        if number not in DISK_REMEDIES:
             raise
         raise OSError(number, os.strerror(number), str(path)) from None
+
+
+def _free(path: str | os.PathLike[str]) -> int:
+    """Return the bytes that are free on the disk of a path, which may not exist yet."""
+    return shutil.disk_usage(_existing(Path(path))).free
+
+
+def _existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
+    absolute = path.absolute()
+    return next(place for place in (absolute, *absolute.parents) if os.access(place, os.F_OK))
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise ``UserError`` if a folder, or a file that is replaced as a whole, can't be written, before work is lost."""
+    target = Path(path)
+    place = _existing(target if target.is_dir() else target.parent)
+    if not os.access(place, os.W_OK | os.X_OK):
+        where = "" if place == target.absolute() else f", since {visible(str(place))} is read-only for you"
+        raise UserError(f"can't be written to{where}; name another place", path=target)
 
 
 @contextmanager
@@ -205,8 +236,12 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
         with naming_disk_errors(target), temporary.open(mode, encoding=None if "b" in mode else "utf-8") as stream:
             yield stream
         temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            # Users don't know the temporary file.
+            error.filename = str(target)
         raise
 
 
@@ -222,6 +257,20 @@ def write_jsonl(path: str | os.PathLike[str], values: Iterable[JsonObject]) -> N
         stream.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
 
 
+def append_jsonl(path: str | os.PathLike[str], values: Iterable[JsonObject]) -> None:
+    """Append lines to a JSON Lines file; on a full disk none of them, since half a line is no JSON."""
+    content = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values).encode()
+    # Unbuffered: a buffer is written again when the file is closed.
+    with naming_disk_errors(path), open(path, "ab", buffering=0) as stream:
+        size = stream.seek(0, os.SEEK_END)
+        try:
+            while content:
+                content = content[stream.write(content) :]
+        except BaseException:
+            stream.truncate(size)
+            raise
+
+
 def apply_umask(folder: Path) -> None:
     """Give all files in a folder the permissions of the umask; safetensors writes files that only their owner can read.
 
@@ -233,12 +282,17 @@ def apply_umask(folder: Path) -> None:
 
 
 def check_output_file(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-    """Return the path of an output file; raise ``UserError`` if it is a folder, or exists and ``overwrite`` is off."""
+    """Return the path of an output file.
+
+    Raises:
+        UserError: it is a folder, can't be written, or exists and ``overwrite`` is off.
+    """
     target = Path(path)
     if target.is_dir():
         raise UserError("is a folder; name a file in it", path=target)
     if target.exists() and not overwrite:
         raise UserError("is there already; name another file or pass `overwrite`", path=target)
+    check_writable(target)
     return target
 
 

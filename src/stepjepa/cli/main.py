@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
 from stepjepa.base.errors import UserError, one_line, visible
-from stepjepa.base.files import naming_disk_errors
+from stepjepa.base.files import DISK_REMEDIES, naming_disk_errors
 from stepjepa.base.offline import set_environment
 from stepjepa.base.signals import Stopped, raising
 from stepjepa.base.terminal import escape_unencodable_output, print_json
@@ -107,7 +107,8 @@ def _run_and_report(name: str, words: Sequence[str]) -> int:
         message, code = "", 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        message, code = f"error: {visible(f'{where}{error.strerror or error}')}", 2
+        remedy = f"; {DISK_REMEDIES[error.errno]}" if error.errno in DISK_REMEDIES else ""
+        message, code = f"error: {visible(f'{where}{error.strerror or error}{remedy}')}", 2
     except MemoryError:
         message, code = "error: out of memory; give it less at a time, or a larger machine", 2
     except KeyboardInterrupt as stop:

@@ -1,6 +1,5 @@
 """The files of an evaluation: lines that grow batch by batch and can be resumed, and the summary of them."""
 
-import json
 import math
 import os
 from collections import Counter
@@ -8,7 +7,16 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import File, json_at, naming_disk_errors, read_json_object, read_jsonl, write_json, write_jsonl
+from stepjepa.base.files import (
+    File,
+    append_jsonl,
+    json_at,
+    naming_disk_errors,
+    read_json_object,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+)
 from stepjepa.base.json_object import JsonObject
 
 Line = JsonObject
@@ -92,8 +100,7 @@ class OutputFile:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self._meta_file, {"identity": self._identity})
                 self._begun = True
-            with self.path.open("a", encoding="utf-8") as stream:
-                stream.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            append_jsonl(self.path, lines)
         self.done |= {line["index"]: line for line in lines}
 
     def finish(self) -> list[Line]:

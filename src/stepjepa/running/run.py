@@ -20,7 +20,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.base.errors import UserError, unexpected, unexpected_as_user_errors
-from stepjepa.base.files import DISK_ERRORS, locked
+from stepjepa.base.files import DISK_REMEDIES, locked
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Interruptions, Stopped
@@ -351,7 +351,7 @@ def _explaining_failures(trainer: JepaTrainer, folder: Path, checkpoint: str | N
     try:
         yield
     except (UserError, OSError) as error:
-        if not (isinstance(error, OSError) and error.errno in DISK_ERRORS):
+        if not (isinstance(error, OSError) and error.errno in DISK_REMEDIES):
             raise
         hint = resume_hint(folder, "once it can be written to, ")
         raise UserError(f"{error.strerror}; {hint}", path=error.filename or folder) from None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import apply_umask, fingerprint, json_at, naming_disk_errors, write_json
+from stepjepa.base.files import apply_umask, check_writable, fingerprint, json_at, naming_disk_errors, write_json
 from stepjepa.base.processes import is_main_process
 
 RUN_FILE = "run.json"
@@ -48,7 +48,7 @@ def open_run_folder(
         resumable: whether the command can resume; if not, the error for a folder that is not empty does not name that.
 
     Raises:
-        UserError: the folder is not empty, or there is no complete checkpoint to resume from.
+        UserError: the folder is not empty or can't be written to, or there is no complete checkpoint to resume from.
     """
     folder, choice = Path(path), None if resume is None else resume.lower()
     is_run = (folder / RUN_FILE).is_file()
@@ -65,6 +65,8 @@ def open_run_folder(
         if is_main_process() and folder.exists() and not (checkpoint and is_run) and any(_contents(folder)):
             remedy = "pass `resume_from_checkpoint last`" if resumable and checkpoints(folder) else "empty it"
             raise UserError(f"is not empty; name another `output_dir`, or {remedy}", path=folder)
+    if is_main_process():
+        check_writable(folder)
     if is_main_process() and resume is not None and folder.exists():
         for remains in set(folder.iterdir()) - set(_contents(folder)):
             shutil.rmtree(remains) if remains.is_dir() else remains.unlink()

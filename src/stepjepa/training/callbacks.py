@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import sys
@@ -18,7 +17,7 @@ from tqdm.auto import tqdm
 from transformers.trainer_callback import ProgressCallback, TrainerCallback
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import write_jsonl
+from stepjepa.base.files import append_jsonl, write_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import spelled
@@ -141,8 +140,7 @@ class LogCallback(TrainerCallback):
         line: JsonObject = {"step": self._recorder.steps_before + state.global_step, "epoch": state.epoch, **logs}
         if not state.max_steps:
             self._untrained.append(line)
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")
+        append_jsonl(path, [line])
         if (losses := console_line(logs)) is not None:
             # Above the progress bar, where there is one.
             tqdm.write(f"step {state.global_step}/{state.max_steps}  {losses}", file=sys.stdout)

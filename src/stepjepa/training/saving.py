@@ -31,11 +31,11 @@ def resume_hint(folder: str | Path | None, condition: str = "") -> str:
 
     Args:
         folder: the run folder.
-        condition: put in front of "resume", such as ``once it can be written to,`` and a blank.
+        condition: put in front of what to do, such as ``once it can be written to,`` and a blank.
     """
     last = last_checkpoint(Path(folder or "."))
     if last is None:
-        return "no checkpoint was saved before; begin again in another `output_dir`"
+        return f"no checkpoint was saved before; {condition}begin again in another `output_dir`"
     return f"{last.name} is complete: {condition}resume with `resume_from_checkpoint last`"
 
 
