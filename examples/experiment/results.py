@@ -228,9 +228,9 @@ class Questions:
             return ""
         points = listed([f"{each.of_predictors()} points on {each.name}" for each in sets])
         shown = {outcome(test) for each in sets for test in each.tests_of_predictors().values()}
-        nothing = "" if shown & {MORE, FEWER} else ", so no part of the gain is shown to be theirs"
-        text = f"three predictor tokens, rather than none, change hits at 1 by {points}{nothing}"
-        return f"{text}; without them it is contrastive training of last tokens beside the LM loss"
+        nothing = "" if shown & {MORE, FEWER} else ", so no gain is shown to be theirs"
+        text = f"three predictor tokens change hits at 1 by {points}{nothing}"
+        return f"{text}; the rest is contrastive training of last tokens"
 
     def retrieval_summary(self) -> str:
         """Return the table of README: the hits of the models, what they gain and its price."""
