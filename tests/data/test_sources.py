@@ -340,7 +340,9 @@ def test_records_come_from_a_file_a_folder_and_the_hub_by_one_door(tmp_path, mon
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: {"train": [line]})
     (tmp_path / "folder").mkdir()
     json_lines(tmp_path / "folder" / "set.jsonl", [line])
-    with pytest.raises(UserError, match="folder: is a folder; name a file in it, or train on the folder as `dataset`"):
+    with pytest.raises(
+        UserError, match="folder: is a folder; name a file in it, train on the folder as `dataset`, or make a file"
+    ):
         read_records(tmp_path / "folder")
     for source in (tmp_path / "set.jsonl", tmp_path / "folder", "some/name"):
         assert [record.answer for record in each_of_any(source)] == ["5"]

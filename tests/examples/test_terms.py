@@ -17,6 +17,7 @@ from torch import Tensor
 
 import tiny
 from slow_trees import random_records
+from stepjepa import Jepa, JepaConfig
 from stepjepa.base.files import write_jsonl
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.costs import Costs
@@ -182,6 +183,67 @@ def test_multi_token_prediction_is_annealed(monkeypatch: pytest.MonkeyPatch) -> 
         for progress in (0.0, 0.4, 0.9)
     ]
     assert result[0] > result[1] > result[2] == 0
+
+
+def pairs_of(wrong: int) -> list[dict[str, Any]]:
+    """Records with a right and some wrong answers; a question and an answer occur twice."""
+    questions, answers = ["a b", "c", "a b", "d d e"], ["5", "6 7", "8", "5"]
+    return [
+        {
+            "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
+            "views": [[question, answer], *([question, f"{answer} {place} no"] for place in range(wrong))],
+        }
+        for question, answer in zip(questions, answers, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_hard_negatives_are_the_records_own(wrong: int, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    made = importlib.import_module("hard_negatives").HardNegatives(wrong=wrong, temperature=0.5)
+    records = pairs_of(wrong)
+    jepa = Jepa(tiny.make_model("llama"), tiny_tokenizer, JepaConfig(lbd=0, pairs="all"), objective=Objective([made]))
+    pairs, size = jepa.embed_pairs(records), wrong + 1
+    source, target = (torch.nn.functional.normalize(torch.as_tensor(side)) for side in (pairs.source, pairs.target))
+    cosines = source @ target.T / 0.5
+    # Records 0 and 2 ask the same, 0 and 3 have the same answer: those are no negatives of each other.
+    right = {0: [1], 1: [0, 2, 3], 2: [1, 3], 3: [1, 2]}
+    losses = []
+    for record, others in right.items():
+        wrong_pairs = [each * size + place for each in range(4) for place in range(1, size)]
+        places = [record * size, *(other * size for other in others), *wrong_pairs]
+        losses.append(-cosines[record * size][places].log_softmax(0)[0])
+    batch = jepa.collate(records)
+    assert made.count(batch) == 4
+    assert jepa.loss(jepa.model, batch).parts[made.name].item() == pytest.approx(
+        torch.stack(losses).mean().item(), rel=1e-5
+    )
+
+
+def test_a_record_with_another_number_of_wrong_answers_is_refused(
+    tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    made = importlib.import_module("hard_negatives").HardNegatives(wrong=2)
+    jepa = Jepa(tiny.make_model("llama"), tiny_tokenizer, JepaConfig(lbd=0, pairs="all"), objective=Objective([made]))
+    with pytest.raises(ValueError, match=r"views: expected a right pair of each record and 2 wrong, .*; set wrong to"):
+        jepa.loss(jepa.model, jepa.collate(pairs_of(1)))
+    first = Jepa(tiny.make_model("llama"), tiny_tokenizer, JepaConfig(lbd=0), objective=Objective([made]))
+    with pytest.raises(ValueError, match="and pairs to all"):
+        first.loss(first.model, first.collate(pairs_of(2)[:3]))
+
+
+def test_hard_negatives_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write_jsonl(tmp_path / "train.jsonl", pairs_of(1) * 3)
+    flags = ["--train_file", tmp_path / "train.jsonl", "--model_name", "preset:tiny", "--output_dir", tmp_path / "run"]
+    flags += ["--lbd", 0, "--pairs", "all", "--max_steps", 2, "--batch_size", 4, "--logging_steps", 1, "--use_cpu"]
+    flags += ["--term", "hard_negatives:HardNegatives", "--term_args", '{"weight": 0.3}']
+    assert main(["train", *map(str, flags)]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    expected = lines[0]["lm_loss"] + 0.3 * lines[0]["hard_negative_loss"]
+    assert lines[0]["loss"] == pytest.approx(expected, rel=1e-5) and lines[0]["hard_negative_loss"] > 0
 
 
 @pytest.mark.parametrize("module", TERMS)

@@ -73,7 +73,10 @@ def each_record(
 ) -> Iterator[Record]:
     """Yield the records of a file one by one; arguments and errors as for :func:`read_records`."""
     if Path(path).is_dir():
-        raise UserError("is a folder; name a file in it, or train on the folder as `dataset`", path=path)
+        remedy = (
+            "name a file in it, train on the folder as `dataset`, or make a file by stepjepa prepare chat --dataset"
+        )
+        raise UserError(f"is a folder; {remedy}", path=path)
     file, bad = existing_file(path, "data file"), bad or BadRecords(settings=("columns",))
     reader = FORMATS.get(file.suffix.lower(), read_unnamed)
     number = 0
