@@ -38,7 +38,7 @@ class JsonFlags:
 class DetailsFlags:
     """Detailed output."""
 
-    details: bool = option(False, "print every figure; else those that one reads first")
+    details: bool = option(False, "print every figure; otherwise only the most important ones")
 
 
 def add_run(parser: Parser) -> None:
@@ -119,7 +119,7 @@ def arguments_of_file(parser: Parser, path: str, typed: Sequence[str], *, truste
 
 @cache
 def _trainer_parser() -> Parser:
-    """Return a parser of the fields of ``TrainingArguments``, of which only those that are named are parsed."""
+    """Return a parser of the fields of ``TrainingArguments``; its result holds only the fields that are named."""
     parser = Parser(add_help=False, prog="stepjepa train")
     parser.takes_others = True
     for setting in trainer_options().values():
@@ -135,7 +135,7 @@ def trainer_flags() -> list[str]:
 
 
 def trainer_values(parser: Parser, rest: Sequence[str]) -> JsonObject:
-    """Return the fields of ``TrainingArguments`` among the arguments that our parser does not know; refuse others."""
+    """Return the fields of ``TrainingArguments`` among arguments that ``parser`` does not know; refuse others."""
     if not rest:
         return {}
     parsed, unknown = _trainer_parser().parse_known_args(rest)
@@ -151,11 +151,11 @@ def trainer_values(parser: Parser, rest: Sequence[str]) -> JsonObject:
 
 
 def more_help(train_parser: Parser) -> str:
-    """Return help on the flags of ``TrainingArguments`` that are not ours, for ``--help_all``."""
+    """Return help on the flags that only ``TrainingArguments`` has, for ``--help_all``."""
     parser = Parser(add_help=False, prog="stepjepa train")
-    our_flags = {*train_parser.flags()}
+    train_flags = {*train_parser.flags()}
     parser.add_options(
-        [setting for setting in trainer_options().values() if f"--{setting.name}" not in our_flags],
+        [setting for setting in trainer_options().values() if f"--{setting.name}" not in train_flags],
         "transformers.TrainingArguments",
     )
     published = "\nFlags of the published scripts are translated: docs/published.md has a table of them.\n\n"

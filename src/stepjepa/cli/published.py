@@ -1,4 +1,4 @@
-"""Translate command lines of the published scripts into ours, before they are parsed.
+"""Translate command lines of the published scripts into those of stepjepa, before they are parsed.
 
 The published programs are ``finetune.py``, ``stp.py`` and ``evaluate.py`` of LLM-JEPA (arXiv 2509.14252) and the
 training script of Step-JEPA. docs/published.md describes each of their flags. Flags that mean the same here pass
@@ -16,7 +16,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.config.jepa import DEFAULTS
 
 PUBLISHED_TEMPERATURE = 0.07
-"""Temperature of the published InfoNCE, which is not our default."""
+"""Temperature of the published InfoNCE; the default here is another one."""
 
 FALSE = ("false", "0", "no", "off")
 """Values that switch a flag off, as the parser reads them."""
@@ -157,7 +157,7 @@ def translate_train(arguments: Sequence[str], eval_split: float = 0.2) -> tuple[
 
 
 def _preset(line: CommandLine) -> None:
-    """Translate ``--preset paper`` to the published defaults that differ from ours, in front of named flags."""
+    """Translate ``--preset paper`` to the published defaults, where they differ, in front of named flags."""
     regular, preset = line.is_on("regular"), line.value("preset")
     if line.is_on("infonce") and not regular:
         line.defaults.append(f"--infonce_temperature={PUBLISHED_TEMPERATURE}")

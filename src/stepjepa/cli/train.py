@@ -1,4 +1,4 @@
-"""``stepjepa train`` and ``stepjepa estimate``. Flags that are not ours go to ``transformers.TrainingArguments``."""
+"""``stepjepa train`` and ``stepjepa estimate``. Other flags are fields of ``transformers.TrainingArguments``."""
 
 import argparse
 import logging
@@ -28,7 +28,7 @@ class LaunchFlags:
     config: str | None = option(None, "YAML file of flags; the command line wins", metavar="FILE")
     trust_folder: bool = option(False, "with the `config` of a run folder: run code that it names", only_with="config")
     preset: Literal["paper"] | None = option(
-        None, "defaults of the published programs instead of ours: labels, predictors, length; named flags win"
+        None, "use the defaults of the published programs: labels, predictors, length; named flags win"
     )
 
 

@@ -26,7 +26,7 @@ class RetrievalScores:
 
     Args:
         records: held-out records.
-        task: tells which answers are equal; None where only equal texts are.
+        task: decides which answers are equal; None if only equal texts are.
     """
 
     names = RETRIEVAL
@@ -36,7 +36,7 @@ class RetrievalScores:
         self._names: list[str | None] | None = None
 
     def __call__(self, jepa: EmbedsPairs, batch_size: int) -> dict[str, float]:
-        """Return the mean of each metric of ``output.RETRIEVAL``; all processes get the same."""
+        """Return the mean of each metric of ``output.RETRIEVAL``, the same in all processes."""
         if self._names is None:
             names = self._task and answer_names(self._task, self._records, jepa.config)
             self._names = names or [None] * len(self._records)

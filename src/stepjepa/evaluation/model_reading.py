@@ -1,4 +1,4 @@
-"""The settings with which a saved model is loaded and its embeddings are read: of ``embed``, ``search``, ``export``."""
+"""Settings for loading a saved model and reading its embeddings: of ``embed``, ``search`` and ``export``."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ReadingSettings:
         return jepa
 
     def embedder(self, jepa: Jepa, side: Literal["source", "target"], *, raw: bool = False) -> Embedder:
-        """Make the embedder of one ``side``; ``raw`` leaves vectors at their lengths.
+        """Make the embedder of one ``side``; with ``raw`` vectors are not normalised to length 1.
 
         Raises:
             UserError: the model can't be read with these settings.

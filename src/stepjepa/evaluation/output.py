@@ -1,4 +1,4 @@
-"""The files of an evaluation: lines that grow batch by batch and can be resumed, and the summary of them."""
+"""The files of an evaluation: answers, appended batch by batch so that it can be resumed, and their summary."""
 
 import math
 import os
@@ -43,7 +43,7 @@ class OutputFile:
         path: the file.
         indices: of the examples, in the order of a complete file.
         identity: the settings that must be equal to continue a file.
-        overwrite: replace a file that is there, as soon as there are lines.
+        overwrite: replace an existing file, once there are new lines.
 
     Attributes:
         done: the lines so far, by index.
@@ -90,7 +90,7 @@ class OutputFile:
         return summary if summary.get("settings") == self._identity else None
 
     def add(self, lines: Sequence[Line]) -> None:
-        """Append lines; the first ones of this run replace what ``overwrite`` allows, and the summary."""
+        """Append lines; the first call removes an old summary, and with ``overwrite`` the old file."""
         with naming_disk_errors(self.path):
             if not self._begun:
                 # The summary of an incomplete file would be wrong.

@@ -124,9 +124,8 @@ class Retrieval:
     def summary(self) -> JsonObject:
         """Return ``queries``, ``candidates``, ``readout``; ``mean``, ``low`` and ``high`` (bootstrap) of each metric.
 
-        ``without_pair`` is there if a record is no query, and says why.
-        ``equal_text_only`` has the means if an equal answer with another text counts as wrong; None if there is no such
-        answer.
+        ``without_pair`` says how many records are no queries, and why; it is missing if all are. ``equal_text_only``
+        has the means if an equal answer with another text counts as wrong; None if there is no such answer.
         """
         readout = {"views": self.config.mode, "layer": self.config.jepa_layer, "pooling": self.config.pooling}
         summary: JsonObject = {"queries": len(self.ranks), "candidates": self.candidates, "readout": readout}
@@ -177,7 +176,7 @@ def answer_names(task: Task, records: Sequence[Record], config: JepaConfig) -> l
     """Return a name for each record's answer, equal for equal answers; None where the target is not the answer.
 
     Args:
-        task: knows which answers are equal.
+        task: decides which answers are equal.
         records: those of the test file.
         config: of the readout; its mode and direction say whether a target is an answer.
     """

@@ -231,8 +231,8 @@ class Client:
 def chat_fields(record: Record) -> JsonObject:
     """Return the fields of a request that hold a record's chat without its answer, as OpenAI's API spells it.
 
-    A developer's message is sent as a system message: most templates drop a role that they do not know or write its
-    name, and those that know it treat both alike.
+    A developer message is sent as a system message: most templates drop an unknown role or write its name, and those
+    with a developer role treat both in the same way.
     """
     messages = []
     for message in record.messages[:-1]:

@@ -78,8 +78,7 @@ def check_served(
         trust_remote_code: run code that comes with the tokenizer.
 
     Returns:
-        One line: the number of compared turns, and the text that the template renders and that is neither prompt nor
-        trained.
+        One line: the number of compared turns, and the text of the template that is neither in a prompt nor trained.
 
     Raises:
         ValueError: a turn differs; the error names line, message and difference.
@@ -176,8 +175,8 @@ def check_export(
 ) -> str:
     """Check that a folder to be exported or uploaded is served as its run was trained.
 
-    Its prompts are compared on the first records of the run's training file or, if that is gone, on made-up chats with
-    the run's system prompts.
+    Its prompts are compared on the first records of the run's training file or, if the file is missing, on made-up
+    chats with the run's system prompts.
 
     Args:
         folder: the exported folder.
@@ -208,7 +207,7 @@ def check_export(
 
 
 def _records_of_run(model_path: Path, run: RunRecord) -> tuple[list[Record], str]:
-    """Return some records that a run was trained on, or made-up ones; and the words that say which."""
+    """Return some training records of a run, or made-up chats; and a description of them."""
     folder = model_path.parent if model_path.name.startswith("checkpoint-") else model_path
     try:
         config = RunConfig.read(folder / CONFIG_FILE)

@@ -110,7 +110,7 @@ def convert_rows(
 
 
 def convert_chat(row: Row, **about: str | None) -> JsonObject:
-    """Convert a row with a chat in any of its forms, see :func:`stepjepa.data.columns.read_chat`, to a record."""
+    """Convert a row that holds a chat, in any form of :func:`stepjepa.data.columns.read_chat`, to a record."""
     plain = dict(row)
     check_text_only(plain)
     chat = read_chat(plain, **about)
@@ -129,7 +129,7 @@ class Conversion(NamedTuple):
     """A published data set that ``stepjepa prepare`` can turn into training records."""
 
     summary: str  # one line of help
-    rows: str  # the fields of its rows, and names of such data sets on the hub
+    rows: str  # the fields of its rows, and the name of such a data set on the hub
     convert: Convert
 
 
@@ -171,7 +171,7 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
         options: names of the columns, and how a response is split.
 
     Raises:
-        Unusable: the row has no response of at least two steps, or a wrong one that is not wanted.
+        Unusable: the response has fewer than two steps, or is wrong and ``require_correct`` is set.
         UserError: the user's splitter failed.
     """
     question, full_response = (read_text_field(row, name) for name in (options.question_field, options.response_field))

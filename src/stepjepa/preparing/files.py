@@ -1,4 +1,4 @@
-"""Make a training file: of the rows of a raw data set, or of generated problems."""
+"""Make training files from the rows of a raw data set, or from generated problems."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class SourceSettings:
     split: str | None = option(None, "train, test ...; needed where there are several", metavar="NAME")
     bad_records: Literal["error", "skip"] = option("error", "rows that are not valid; skip: count and skip them")
     output_file: str = option(help="JSON lines with 'messages'", metavar="FILE", group="output")
-    max_examples: int | None = option(None, "stop after so many records (all)", allowed=FROM_ONE, group="output")
+    max_examples: int | None = option(None, "maximum number of records (all)", allowed=FROM_ONE, group="output")
     test_file: str | None = option(
         None,
         "held-out test records, `test_size` of them; no question of this file is in `output_file`",
@@ -44,7 +44,7 @@ class SourceSettings:
         None, "number of records of `test_file`, drawn at random", allowed=FROM_ONE, group="output"
     )
     seed: int = option(0, "the same seed draws the same test records", group="output", only_with="test_file")
-    overwrite: bool = option(False, "replace files that are there already", group="output")
+    overwrite: bool = option(False, "replace existing files", group="output")
 
 
 def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> None:
@@ -53,7 +53,7 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
     Args:
         settings: the source and the file of the records.
         convert: makes a record of a row.
-        expected: the fields that it reads, for the error of a source that gives no record.
+        expected: the fields that ``convert`` reads, for the error of a source without a usable row.
 
     Raises:
         UserError: the source can't be read, gives no record, or is the output file.
@@ -90,7 +90,7 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
 def _check_targets(
     output_file: str, test_file: str | None, test_size: int | None, overwrite: bool, source: str | None = None
 ) -> list[Path]:
-    """Return the files to write; raise ``UserError`` if one is there already, is the source, or both are one."""
+    """Return the files to write; raise ``UserError`` if one exists, is the source, or is named twice."""
     if (test_size is None) != (test_file is None):
         raise UserError("give both `test_size` and `test_file`, or neither")
     targets = {"output_file": Path(output_file)} | ({} if test_file is None else {"test_file": Path(test_file)})
@@ -107,7 +107,7 @@ def _check_targets(
 class GeneratorSettings:
     """Settings of both generators."""
 
-    overwrite: bool = option(False, "replace files that are there already")
+    overwrite: bool = option(False, "replace existing files")
     seed: int = option(0, "the same seed gives the same files")
 
 
@@ -147,7 +147,7 @@ def prepare_nl_rx(settings: NlRxSettings) -> None:
 
 
 def _write_files(files: Mapping[Path, Sequence[Mapping[str, object]]]) -> None:
-    """Write JSON Lines files that belong together: none gets its final name before all are written."""
+    """Write JSON Lines files atomically as a group: none gets its final name before all are written."""
     with ExitStack() as stack:
         for target, records in files.items():
             stream = stack.enter_context(atomic_write(target))

@@ -14,8 +14,8 @@ def hold_out(
 ) -> tuple[list[JsonObject], list[JsonObject]]:
     """Divide records into training and test records, each in the order of ``records``.
 
-    Records with the same question (but for case and white space), or of the same ``group``, stay together. They are
-    drawn at random, and stay in the training records if they are more than the test records still lack.
+    Records with the same question (ignoring case and white space) or the same ``group`` stay together. Such sets of
+    records are drawn at random; one that is larger than the number still missing stays in the training records.
 
     Args:
         records: records with ``messages``, and perhaps ``group``.
@@ -50,7 +50,7 @@ def hold_out(
 
 
 def _group(records: Sequence[JsonObject]) -> list[list[int]]:
-    """Return the numbers of the records that stay together, for each group; groups are in the order of the file."""
+    """Return groups of indices of records that stay together, in the order of the file."""
     parents = list(range(len(records)))
 
     def root(number: int) -> int:

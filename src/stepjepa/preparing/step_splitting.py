@@ -1,4 +1,4 @@
-"""Find the reasoning steps in the free text of a model's response, in time that is linear in its length."""
+"""Split the free text of a model's response into reasoning steps, in time linear in its length."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -67,7 +67,7 @@ def tidy_step(step: str) -> str:
 
 
 def _leads_in(piece: str) -> bool:
-    """Return whether a piece only introduces the next: a heading, "Therefore:", under four words without a digit."""
+    """Return whether a piece only introduces the next: a heading, "Therefore:", at most three words without a digit."""
     piece = _ITEM_NUMBER.sub("", piece).strip()
     heading = "\n" not in piece and _HEADING.fullmatch(piece) and not _BARE_ANSWER.fullmatch(piece)
     if heading or piece.rstrip("*_ \t").endswith(":"):
@@ -107,7 +107,7 @@ def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
 
 
 def _find_markers(lines: Sequence[str], inside: Collection[int], pattern: re.Pattern[str]) -> dict[int, int]:
-    """Return line -> step number of markers outside blocks: n, n + 1, ..., or from 1 again; empty if only n occurs."""
+    """Return line -> number of the markers outside blocks, counted n, n + 1, ... or again from 1; empty if only n."""
     markers: dict[int, int] = {}
     before, indent = 0, ""
     for place, line in enumerate(lines):
@@ -115,7 +115,7 @@ def _find_markers(lines: Sequence[str], inside: Collection[int], pattern: re.Pat
             continue
         groups = match.groupdict()
         number = int(groups["plain"] or groups["decorated"])
-        # A later number 1 means that the model begins again; another indent is a nested list.
+        # A later number 1: the model begins again. Another indent: a nested list.
         if not markers or (number in (before + 1, 1) and groups["indent"] == indent):
             before, indent = number, groups["indent"]
             markers[place] = number
@@ -129,7 +129,7 @@ def _pieces(lines: Sequence[str], inside: Collection[int], markers: Mapping[int,
     before an unindented paragraph.
     """
     first, last = min(markers, default=len(lines)), max(markers, default=-1)
-    # Text before a higher number is no introduction, but steps of a response that is cut off in front.
+    # Text in front of a first marker above 1 is not an introduction: the response lacks its beginning.
     introduced = markers.get(first) == 1
     pieces: list[list[str]] = []
     begins = True

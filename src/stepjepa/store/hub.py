@@ -1,4 +1,4 @@
-"""Model card and upload. Only files that a model needs are uploaded, nothing that is about this machine."""
+"""Model card and upload. Only files that a model needs are uploaded; nothing specific to this machine."""
 
 import os
 import re

@@ -111,7 +111,7 @@ class Change:
 class Launch:
     """One start of the run: by a command, or by a call of ``JepaTrainer.train``.
 
-    Version 0.2.0 wrote ``seconds`` and ``to_step`` alone.
+    Version 0.2.0 wrote only ``seconds`` and ``to_step``.
     """
 
     seconds: float = 0.0

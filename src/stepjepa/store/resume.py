@@ -129,7 +129,7 @@ def resumed_launches(
 
 
 FURTHER_CALL = "schedule"
-"""Name of the change of a further call of ``train``, whose checkpoints are numbered anew."""
+"""Name of the change of a further call of ``train``, whose checkpoints are numbered from 1 again."""
 
 
 def _steps_of(checkpoint: str) -> int | None:

@@ -17,8 +17,12 @@ def check_comparable(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> 
     """Raise ``UserError`` if runs differ in training data, test set, generation or scoring.
 
     Two runs of the same seed must have equal tokens of the main texts and equal base weights, if both record them. If
-    the tokens are equal, the data files may differ. With ``only``, compare just these keys of the protocol and the
-    examples, ignoring runs that do not record them (e.g. external predictions).
+    the tokens are equal, the data files may differ.
+
+    Args:
+        runs: the runs.
+        only: compare just these keys of the protocol and the examples, and ignore runs that do not record them (e.g.
+            external predictions); empty for all keys.
     """
     first = runs[0]
     recorded = {key: value for run in reversed(runs) for key, value in run.protocol.items() if value is not None}
@@ -69,7 +73,7 @@ def _alike(run: EvaluatedRun, other: EvaluatedRun, settings: Sequence[str]) -> b
 
 def _incomparable(run: EvaluatedRun, other: EvaluatedRun, difference: str) -> UserError:
     fault = f"can't be compared with {other.folder}: {difference}"
-    return UserError(f"{fault}; train and evaluate all alike, or leave this one out", path=run.folder)
+    return UserError(f"{fault}; train and evaluate all runs in the same way, or leave this one out", path=run.folder)
 
 
 def _short(value: object) -> str:

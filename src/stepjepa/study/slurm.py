@@ -159,7 +159,7 @@ class Slurm:
         return ended
 
     def end(self, interruptions: Interruptions) -> None:
-        """Cancel the jobs, if the sweep was asked to end; they continue where only the terminal is gone."""
+        """Cancel the jobs if the sweep was asked to end; they continue if only the terminal was closed."""
         if self._watched and interruptions.count and interruptions.first != signal.SIGHUP:
             for job in self._watched.values():
                 job.cancel(check=False)

@@ -158,7 +158,7 @@ def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str
     def take(number: int, name: str, avoid: set[str]) -> list[tuple[str, str]]:
         chosen = list(islice((pair for pair in pairs if pair[1] not in avoid), number))
         if len(chosen) < number:
-            fault = f"{name}: expected a size that the grammar has pairs for, got {number} and found {len(chosen)}"
+            fault = f"{name}: expected a size that the grammar has pairs for, got {number}, and it has {len(chosen)}"
             raise UserError(fault)
         return chosen
 

@@ -18,8 +18,8 @@ class _Question:
 class Languages:
     """Expressions grouped by the lines that they match.
 
-    A decision tree asks a new expression about twenty lines, and the one language that answers alike is compared with
-    it. If the two differ, a line that only one of them matches becomes a new question.
+    A decision tree tests a new expression on about twenty lines, and it is compared with the one language that gives
+    the same results. If the two differ, a line that only one of them matches becomes a new question of the tree.
 
     Args:
         most_states: limit of a comparison, see :func:`find_difference`; None for no limit. An expression that can't be

@@ -1,4 +1,4 @@
-"""Word problems in the shape of GSM8K, generated: each step needs the result of the step before it.
+"""Generate word problems in the form of GSM8K: each step needs the result of the step before it.
 
 A problem is a chain of operations on one amount. The question states only the numbers by which the amount changes. No
 result, the last one included, is a number of the question, so neither a step nor the answer can be copied from it.
@@ -160,7 +160,7 @@ def _draw_records(
         chains.add(chain)
         failures = 0
     if len(records) < size:
-        fault = f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}"
+        fault = f"{name}: expected a size that this difficulty has problems for, got {size}, and it has {len(records)}"
         raise UserError(f"{fault}; ask for fewer, or allow more steps or larger numbers")
     return list(records.values()), chains
 
@@ -190,7 +190,7 @@ def generate_split(
         difficulty: None for the defaults.
 
     Raises:
-        UserError: there are not so many different problems of this difficulty.
+        UserError: this difficulty has fewer different problems.
     """
     level = difficulty or Difficulty()
     test, chains = _draw_records(test_size, f"stepmath {seed} test", level, "test_size", once=True)

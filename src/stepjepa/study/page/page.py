@@ -41,10 +41,10 @@ def write_page(
     Args:
         runs: run folders and folders of sweeps.
         output_file: the file, HTML.
-        overwrite: replace a file that is there.
+        overwrite: replace an existing file.
         baseline: the arm to compare with; None for that of the sweep, or the regular one.
         analysis: output folder of ``stepjepa analyze``, for its pictures; None without.
-        mixed_runs: let runs into the statistics whose launches had different settings.
+        mixed_runs: include runs whose launches had different settings.
 
     Raises:
         UserError: the file exists and ``overwrite`` is off, ``analysis`` holds none, or a run can't be read.
