@@ -161,7 +161,7 @@ def _opened(
         raise UserError("'reasoning_content' and the thought in 'content' differ, and the prompt opens one; keep one")
     thought = thoughts[0] if thoughts else ""
     start = next((span[0] for part, span in own_places if part.kind == "content" and span is not None), None)
-    # The closing tag of an empty thought that the chat has instead of the prompt's open one, or that tag alone.
+    # The chat has an empty thought, or only its closing tag, instead of the prompt's open thought.
     has_tag = full.startswith(prompt[: tag.start]) and full.startswith((tag.text, tag.closing), tag.start)
     closing_start = full.find(tag.closing, tag.start, start) if has_tag else -1
     if start is None:
@@ -179,7 +179,7 @@ def _opened(
 
 
 def _lost(template: Rules, message: Message, kind: Kind) -> str:
-    """Return the message for a text that the template leaves out; it names the other kind that it leaves out, too."""
+    """Return the message for a text that the template leaves out; it also names the other kind that it leaves out."""
     other = 'use a `chat_template FILE` that does ("Tools and thoughts" in docs/how-to/own-data.md has one)'
     if kind == "call" and template.writes_calls:
         fault = "the chat template leaves out a part of 'tool_calls' (some write one call a message)"

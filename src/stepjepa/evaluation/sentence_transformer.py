@@ -166,7 +166,7 @@ def _written(embedder: Embedder) -> _Written:
 
 
 def _template(written: dict[str, _Written]) -> str:
-    """Make a chat template that renders one text for the task that it is passed."""
+    """Make a chat template that renders one text, for the task in its variable ``task``."""
     parts = {
         task: f"{{{{- {text.before + text.front!a} + messages[0]['content']{text.strip} + {text.behind!a} }}}}"
         for task, text in written.items()

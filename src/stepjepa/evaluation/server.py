@@ -263,7 +263,7 @@ def _add_call_ids(messages: Sequence[JsonObject]) -> None:
 
 
 def decoding(sampling: Sampling, index: int, sample: int) -> JsonObject:
-    """Return the fields of a request that say how to decode; those at a server's default are left out.
+    """Return the fields of a request for decoding, without those that have a server's default.
 
     Args:
         sampling: the settings.

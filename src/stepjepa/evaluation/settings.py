@@ -58,7 +58,7 @@ class ScoringSettings:
         return {**{name: getattr(self, name) for name in names}, "options": self.task_options}
 
     def check_output(self, source: File, what: str) -> None:
-        """Raise ``UserError`` if the output file is a folder or the source, which ``what`` names in the message."""
+        """Raise ``UserError`` if the output file is a folder or the source, which the message calls ``what``."""
         output = check_output_file(self.output_file, overwrite=True)  # a folder, that is
         if output.suffix != ".jsonl":
             raise UserError("`output_file` holds JSON lines; end its name in .jsonl", path=self.output_file)
@@ -144,7 +144,7 @@ class EvaluationSettings(ScoringSettings):
         return cls(quantization=next(iter(quantizations), None), **parts, **among(own))
 
     def _check_server(self) -> None:
-        """Raise ``UserError`` for a setting that a server needs and that is missing, or that has no effect on one."""
+        """Raise ``UserError`` for a missing setting that a server needs, or one without effect on a server."""
         completions = self.serving.completions
         if completions and self.model_path is None:
             raise UserError("completions: needs `model_path`, whose chat template renders the prompts")

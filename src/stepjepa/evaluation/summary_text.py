@@ -53,17 +53,17 @@ def format_summary(summary: JsonObject, *, details: bool = False) -> str:
 
 
 def score_words(name: str) -> str:
-    """Return what a score counts as right, in words; a name of another task's score as it is."""
+    """Return the meaning of a score in words; the name of a custom task's score unchanged."""
     return _SCORES.get(name, name)
 
 
 def describe_readout(readout: Mapping[str, object]) -> str:
-    """State where embeddings are read: the views' mode, the layer, the pooling."""
+    """Describe where embeddings are read: the mode of the views, the layer, the pooling."""
     return _plain(readout)
 
 
 def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
-    """State the share of test prompts that was trained on (see ``store.prompts``); None if zero or unknown."""
+    """Describe the share of test prompts that was trained on (see ``store.prompts``); None if zero or unknown."""
     if not shares or not shares["normalised"]:
         return None
     exact, others = shares["exact"], shares["normalised"]
@@ -71,7 +71,7 @@ def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
 
 
 def _headline(summary: JsonObject) -> Iterator[str]:
-    """Yield the lines that a person reads first: scores, causes of errors, retrieval, what was evaluated."""
+    """Yield the most important lines: scores, causes of errors, retrieval, the evaluated model and file."""
     scores, n, headline = summary["scores"], summary["n"], summary["headline"]
     # With several samples the error is that of the majority answer.
     decided = "majority" if "majority" in scores else headline
@@ -106,7 +106,7 @@ def _headline(summary: JsonObject) -> Iterator[str]:
 
 
 def _details(summary: JsonObject) -> Iterator[str]:
-    """Yield the lines that ``--details`` adds: every score, and what the task measures beside them."""
+    """Yield the lines that ``--details`` adds: every score, and the further figures of the task."""
     n = summary["n"]
     for name, score in summary["scores"].items():
         yield f"{'stopped by itself' if name == 'stopped' else name}: {_score(score, n)}"

@@ -176,7 +176,7 @@ def _view_texts(pair: Pair, tokenizer: PreTrainedTokenizerBase, predictors: Ids,
 def _refusal(
     records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig, counts: Mapping[str, int]
 ) -> str | None:
-    """Return the error with which training would refuse records that are shown here; None if it accepts them."""
+    """Return the error of training for records that it refuses; None if it accepts them."""
     too_long = config.over_length == "error" and counts["over length"]
     if too_long or (config.require_pairs and counts["without a pair"]):
         try:

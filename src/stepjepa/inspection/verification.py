@@ -288,7 +288,7 @@ CHECKS: tuple[tuple[str, Callable[[Subject], str]], ...] = (
 
 
 def verify(subject: Subject) -> Iterator[JsonObject]:
-    """Run all checks; yield for each its ``name``, ``passed``, and ``detail``, which says what was compared."""
+    """Run all checks; yield for each its ``name``, ``passed``, and ``detail``, a sentence on the comparison."""
     for name, check in CHECKS:
         try:
             yield {"name": name, "passed": True, "detail": check(subject)}

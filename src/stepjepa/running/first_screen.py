@@ -37,14 +37,14 @@ def collapses(config: JepaConfig) -> bool:
 
 
 def adapter_rate(run: RunConfig) -> str | None:
-    """Return a note on an adapter that is trained at the default learning rate, which is full fine-tuning's."""
+    """Return a note on an adapter that is trained at the default learning rate, which suits full fine-tuning."""
     if run.lora is None or run.learning_rate != RunConfig.learning_rate:
         return None
     return f"{run.learning_rate:g} is the rate of full fine-tuning; adapters mostly want `learning_rate 2e-4`"
 
 
 class _Planned(TrainerInterface, Protocol):
-    """Attributes of a ``JepaTrainer`` that the first screen shows, beside those that callbacks use."""
+    """The attributes of a ``JepaTrainer`` that the first screen shows, beyond those for callbacks."""
 
     jepa: JepaConfig
     plan: Plan
@@ -105,7 +105,7 @@ def first_screen(
 
 
 def describe_groups(plan: Plan) -> str | None:
-    """Describe groups of records that are drawn together and the tokens that this saves; None without groups."""
+    """Describe the groups of records that are drawn together, and the share of tokens saved; None without groups."""
     if plan.sampler.groups is None:
         return None
     groups, records = len(set(plan.sampler.groups.tolist())), len(plan.records)
@@ -113,7 +113,7 @@ def describe_groups(plan: Plan) -> str | None:
 
 
 def describe_template(facts: Mapping[str, str]) -> str:
-    """Describe the tokens that end a turn, and the additions to the chat template that is saved."""
+    """Describe the tokens that end a turn, and the additions to the saved chat template."""
     usual_facts = {"system role": "yes", "date": "none", "answer begins with": None}
     unusual = {name: facts[name] for name, usual in usual_facts.items() if facts.get(name, usual) != usual}
     return "; ".join(f"{name} {text}" for name, text in {"end of turn": facts["end of turn"], **unusual}.items())

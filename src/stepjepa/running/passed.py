@@ -29,7 +29,7 @@ REPLACED = {
 
 @dataclass(frozen=True)
 class PassedObjects:
-    """The objects of :func:`stepjepa.run`, None for those that the configuration names."""
+    """The objects that are passed to :func:`stepjepa.run`; None for one that the configuration names instead."""
 
     model: PreTrainedModel | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -40,7 +40,7 @@ class PassedObjects:
 
     @property
     def names(self) -> list[str]:
-        """Names of the objects that are passed and that the configuration would name otherwise."""
+        """Names of the passed objects, without callbacks, which no setting names."""
         described = (attribute.name for attribute in fields(self) if attribute.name != "callbacks")
         return [name for name in described if getattr(self, name) is not None]
 

@@ -1,4 +1,4 @@
-"""The precision of a run: what it names, what ``accelerate launch`` names, the default of its device."""
+"""The precision of a run: its own setting, that of ``accelerate launch``, or the default of its device."""
 
 from __future__ import annotations
 

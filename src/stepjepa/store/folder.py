@@ -123,7 +123,7 @@ def last_checkpoint(
 
 
 def checkpoint_fault(folder: Path, *, read_all: bool = False) -> str | None:
-    """Say why a checkpoint can't be resumed; None if it can. See :func:`checksum_fault`."""
+    """Return the reason why a checkpoint can't be resumed; None if it can. See :func:`checksum_fault`."""
     if not (folder / "trainer_state.json").is_file():
         return "trainer_state.json is missing"
     # Transformers would resume without the optimizer's states, as ``save_only_model`` leaves it, and say nothing.
@@ -133,7 +133,7 @@ def checkpoint_fault(folder: Path, *, read_all: bool = False) -> str | None:
 
 
 def checksum_fault(folder: Path, *, read_all: bool = True, complete: bool = False) -> str | None:
-    """Say which file of a folder differs from the one that was saved; None for none, or if no checksums were saved.
+    """Name a file of a folder that was changed since it was saved; None if there is none, or without checksums.
 
     ``read_all`` compares the checksum of every file; where the folder must be ``complete``, a missing file is a fault.
     """

@@ -42,7 +42,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file or a mixture of data sets that records were read from, or records that were passed in Python."""
+    """The source of records: a file, a mixture of data sets, or objects passed in Python."""
 
     file: str | None = omitted_if_none()  # its name; None for records in memory
     records: int | None = omitted_if_none()

@@ -84,7 +84,7 @@ def resumed_launches(
     say: Callable[[str], None],
     refuse_finished: bool = True,
 ) -> list[Launch]:
-    """Return the launches of a run that is resumed, with that of ``now`` at the end and its changes in it.
+    """Return the launches of a resumed run; the last one is that of ``now``, with its changes.
 
     Args:
         folder: the run folder.
@@ -139,7 +139,7 @@ def _steps_of(checkpoint: str) -> int | None:
 
 
 def _launches_until(launches: Sequence[Launch], steps: int | None) -> list[Launch]:
-    """Return the launches of a run with those of their steps that are in a checkpoint.
+    """Return the launches of a run, without the steps that a checkpoint lacks.
 
     A launch whose steps were all lost, since none of its checkpoints was saved, affects no weight of the run.
 

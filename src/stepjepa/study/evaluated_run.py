@@ -45,7 +45,7 @@ _NO_SETTING_BEGINS = ("logging_", "log_", "save_", "hub_", "eval_", "do_", "incl
 _WITH_BEST = ("eval_strategy", "eval_steps", "save_strategy", "save_steps")
 _RENAMED = {"per_device_train_batch_size": "batch_size", "gradient_accumulation_steps": "grad_accum"}
 
-# Settings of an evaluation in which runs may differ, or that are read from another field of the summary.
+# Settings of an evaluation in which runs may differ, or which another field of the summary holds.
 _NO_PROTOCOL = (
     *("model", "base_model", "predictions", "similarity", "retrieval", "seed", "batch_size"),
     *("test_file", "examples", "task", "headline", "server_model"),
@@ -254,7 +254,7 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
 
 
 def _settings(folder: Path, record: RunRecord) -> JsonObject:
-    """Return the settings of an arm as a flat dict, without those that do not apply: they must not distinguish arms."""
+    """Return the settings of an arm as a flat dict, without those that have no effect and must not distinguish arms."""
     own, lora = _required(folder, "jepa", record.jepa), record.lora
     training = _required(folder, "training", record.training)
     settings = complete_objective(own)

@@ -1,4 +1,4 @@
-"""Locate run folders: those that are named, and the finished trials of a sweep."""
+"""Locate run folders: named ones, and the finished trials of a sweep."""
 
 import os
 from collections.abc import Sequence

@@ -35,7 +35,7 @@ class Engine(Protocol):
 
 @dataclass
 class Outcome:
-    """Evaluated trials (of this or an earlier start), failed ones with the reason, the signal that ended the sweep."""
+    """The outcome of a sweep: evaluated trials, of this or an earlier start, and failed ones with the reason."""
 
     finished: list[Trial]
     failed: dict[str, str]
@@ -88,7 +88,7 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
         began, count = time.monotonic(), len(waiting)
 
         def end(trial: Trial) -> None:
-            """Take a trial that ended off the list, and print its outcome and the time that the others may take."""
+            """Remove an ended trial from the list; print its outcome, and an estimate of the remaining time."""
             waiting.remove(trial)
             if (reason := folder.failure(trial)) is not None:
                 failed[trial.name] = reason

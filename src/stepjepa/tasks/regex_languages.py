@@ -9,7 +9,7 @@ from stepjepa.tasks.regex import Matcher, TooManyStatesError, find_difference
 
 @dataclass
 class _Question:
-    """A line that an expression matches or not; for no and yes the next question, or the one language that is left."""
+    """A line to be matched; its answers, for no and yes, are the next question or the one language that remains."""
 
     line: str
     answers: list[_Question | str]

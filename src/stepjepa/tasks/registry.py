@@ -105,7 +105,7 @@ def _recognise(records: Sequence[Record]) -> type[Task]:
 
 
 def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict[str, int]]:
-    """Return the records that a task evaluates, by their index, and the counts of those it leaves out, by reason.
+    """Return the records that a task evaluates, by their index, and the counts of skipped records, by reason.
 
     Raises:
         UserError: no record is left, or one has no truth that the task can use.

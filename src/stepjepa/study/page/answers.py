@@ -59,7 +59,7 @@ def _answers(run: LoggedRun, evaluation: str) -> JsonObject:
 
 
 def _common_ends(prompts: Sequence[str]) -> tuple[str, str]:
-    """Return what all prompts begin with (the system prompt, up to a line end), and what all end with.
+    """Return the common beginning of all prompts (the system prompt, up to a line end), and their common end.
 
     The end starts at a line end or at a bracket, as a template's markers do: letters that questions happen to share
     stay in them.
@@ -76,7 +76,7 @@ def _common_ends(prompts: Sequence[str]) -> tuple[str, str]:
 
 def _common_beginning(texts: Sequence[str]) -> str:
     """Return the longest text with which all texts begin."""
-    # In the order of characters all others are between these two, so that they begin with what both begin with.
+    # All texts sort between these two, so the common beginning of the two is that of all.
     first, last = min(texts), max(texts)
     pairs = zip(first, last, strict=False)
     return first[: next((place for place, (left, right) in enumerate(pairs) if left != right), len(first))]

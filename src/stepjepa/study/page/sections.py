@@ -43,7 +43,7 @@ def _beside_answers(comparison: ComparedArms) -> Table:
     if not any(hits):
         return table
     cells = [formatted(spread and 100 * spread.mean, "{:.1f}%") for spread in hits]
-    # Behind the difference and p, which are those of the answers.
+    # In front of the last column: difference and p are those of the answers.
     rows = [[*row[:-1], cell, row[-1]] for row, cell in zip(table.rows, cells, strict=True)]
     return Table(table.title, [*table.columns[:-1], "nearest answer right", table.columns[-1]], rows)
 
