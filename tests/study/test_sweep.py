@@ -150,7 +150,7 @@ def test_other_flags_under_an_old_name_are_refused_with_the_difference(tmp_path:
         match=r"regular/seed1: .* 'stepjepa train' \(they are in seed1.trial.json\): more 1 -> 2; change the grid back",
     ):
         sweep(folder_of(tmp_path, changed), changed)
-    with pytest.raises(UserError, match=r"other flags of 'stepjepa evaluate'"):
+    with pytest.raises(UserError, match=r"other flags of 'stepjepa evaluate' \(.*\): .* -> .*--new; change"):
         folder_of(tmp_path, trials).states([replace(trials[0], evaluate=("--new",))])
     assert sorted(tmp_path.rglob("*")) == before
     # In what order flags stand means nothing; those that were not begun may change.

@@ -104,6 +104,8 @@ class SweepFolder:
             fault = f"was begun with other flags of 'stepjepa {changed[0]}' (they are in {run.name}.trial.json)"
             if changed[0] == "train":
                 fault += f": {_changes(self._trained_settings(record, run) or {}, trial.train)}"
+            else:
+                fault += f": {_changed_flags(_by_flag(record.get('evaluate')), _by_flag(trial.evaluate))}"
             raise UserError(f"{fault}; {remedies[changed[0]]}", path=run)
         if self.is_evaluated(trial):
             return FINISHED
@@ -158,6 +160,12 @@ def _changes(before: Mapping[str, object], now: Mapping[str, object]) -> str:
     changes = [f"{name} {' -> '.join(pair)}" for name, pair in zip(names, values, strict=True)]
     more = [f"and {len(changes) - _MOST_CHANGES} more"] if len(changes) > _MOST_CHANGES else []
     return ", ".join(changes[:_MOST_CHANGES] + more)
+
+
+def _changed_flags(before: set[str], now: set[str]) -> str:
+    """Return the flags that only one of two command lines has, as ``before -> now``."""
+    sides = [" ".join(sorted(flags)) or "not set" for flags in (before - now, now - before)]
+    return visible(" -> ".join(side[:120] for side in sides))
 
 
 def _by_flag(arguments: object) -> set[str]:
