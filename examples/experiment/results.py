@@ -226,10 +226,15 @@ class Questions:
         sets = [each for each in self.retrieval if each.of_predictors() and not each.one_seed]
         if not sets:
             return ""
-        points = listed([f"{each.of_predictors()} points on {each.name}" for each in sets])
-        shown = {outcome(test) for each in sets for test in each.tests_of_predictors().values()}
-        nothing = "" if shown & {MORE, FEWER} else ", so no gain is shown to be theirs"
-        text = f"three predictor tokens change hits at 1 by {points}{nothing}"
+        tests = [(each.name, layout, test) for each in sets for layout, test in each.tests_of_predictors().items()]
+        several = len({layout for _, layout, _ in tests}) > 1
+        points = [
+            f"{interval(test)} points on {name}{f' (`{layout}`)' if several else ''}" for name, layout, test in tests
+        ]
+        nothing = (
+            "" if {outcome(test) for _, _, test in tests} & {MORE, FEWER} else ", so no gain is shown to be theirs"
+        )
+        text = f"three predictor tokens change hits at 1 by {listed(points)}{nothing}"
         return f"{text}; the rest is contrastive training of last tokens"
 
     def retrieval_summary(self) -> str:
