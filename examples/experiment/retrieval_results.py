@@ -193,6 +193,7 @@ class Retrieval:
 
     def __init__(self, runs: pd.DataFrame, data: DataSet) -> None:
         self.file, self.name, self.about = data.file, data.name, data.about
+        self.other_model = retrieval.DATA[data.data].model != "preset:tiny"
         # Without a task nobody knows which other texts are right.
         self.hit = "equal texts alone" if retrieval.DATA[data.data].task is None else "equal meanings, too"
         self.rows = joined(runs, data.file)
