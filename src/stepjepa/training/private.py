@@ -124,6 +124,12 @@ PARTS = (
     ),
     PrivatePart("transformers:PreTrainedTokenizerFast", "_convert_encoding", "read", "the same"),
     PrivatePart(
+        "transformers:PreTrainedTokenizerFast",
+        "_tokenizer",
+        "written",
+        "a copy of a tokenizer gets a backend that adds no space in front of a text",
+    ),
+    PrivatePart(
         "transformers.utils.chat_template_utils",
         "_compile_jinja_template",
         "called",
