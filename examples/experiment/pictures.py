@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from frame import BASELINE, REFERENCE, is_plain, runs, searched
 from matplotlib.figure import Figure
-from retrieval_results import data_sets, models_with_runs
+from retrieval_results import LENGTHS, data_sets, models_with_runs
 
 from stepjepa.base.files import atomic_write
 from stepjepa.base.terminal import PALETTE
@@ -20,10 +20,12 @@ SHARES = {"synth-1-16": 500, "synth-1-8": 1000, "synth-1-4": 2000, "synth-1-2": 
 MARKS = {
     "none": "*",
     "regular-1.35x": "^",
+    "regular-1.75x": ">",
     "branched-cosine": "v",
     "infonce-alone": "s",
     "branched-infonce": "D",
     "separate-infonce": "o",
+    "separate-infonce-k0": "P",
 }
 OTHER_ARM = "x"
 
@@ -155,7 +157,8 @@ def shares(table: pd.DataFrame) -> Figure:
 def plane(table: pd.DataFrame) -> Figure:
     """How do the same models answer, and retrieve? Right answers against hits at 1, a panel for each data set."""
     sets = data_sets(table)
-    rows, columns = -(-len(sets) // 3), min(len(sets), 3)
+    columns = 2 if len(sets) in (2, 4) else min(len(sets), 3)
+    rows = -(-len(sets) // columns)
     figure = Figure(figsize=(9, 1.2 + 3.4 * rows), layout="constrained")
     axes: Any = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
     for axis in axes[len(sets) :]:
@@ -174,7 +177,8 @@ def plane(table: pd.DataFrame) -> Figure:
             look: Any = {"color": shade, "alpha": 0.8, "markersize": 8, "fillstyle": "none" if behind_map else "full"}
             (points,) = axis.plot(part.right, part.hits_at_1, MARKS.get(model.arm, OTHER_ARM), **look)
             if not behind_map:
-                words = "plain training" if is_plain(model.arm) else model.words.replace("`", "")
+                length = LENGTHS.get(model.arm)
+                words = model.words.replace("`", "") if length is None else f"plain training, {length}"
                 words = words if model.arm in MARKS else "other weights, losses and partners"
                 labels.setdefault(words, points)
         axis.set_title(f"{each.name.replace('`', '')}: {each.seeds}")
