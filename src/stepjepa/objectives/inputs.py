@@ -80,7 +80,7 @@ def with_answer(row: Any) -> Any:
 
 Chat = str | Sequence[Message] | Record | JsonObject
 """A question to a model: a text; the messages of a chat up to the turn to be generated; or a record, which may have
-``tools`` and ``chat_template_kwargs`` beside its ``messages``, and whose last answer, if it has one, is left out."""
+``tools`` and ``chat_template_kwargs`` beside its ``messages``, and whose last answer is not part of the prompt."""
 
 
 class Question(NamedTuple):

@@ -380,7 +380,7 @@ class Jepa:
 
         Args:
             question: the text of a user message; messages up to the turn to be generated; or a record of them, with
-                ``tools`` and ``chat_template_kwargs`` beside ``messages``, whose last answer is left out.
+                ``tools`` and ``chat_template_kwargs`` beside ``messages``; its last answer is not part of the prompt.
             max_new_tokens: most tokens of the answer.
 
         Returns:

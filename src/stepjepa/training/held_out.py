@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Metrics that Trainer adds to every evaluation.
 _ADDED = ("epoch", "runtime", "samples_per_second")
-# Prefix of metrics -> the setting of a run that has them scored.
+# Prefix of metrics -> the setting of a run that measures them.
 _SCORED_BY = {"answer": "`eval_generate N`", "retrieval": "`eval_retrieval`"}
 
 
