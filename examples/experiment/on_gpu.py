@@ -12,6 +12,12 @@ Where it is unpacked, ``collect.py`` takes the sweeps, and ``retrieval.csv`` has
     tar xzf runs/on-gpu.tar.gz -C runs
     python examples/experiment/collect.py runs/on-gpu/*/smollm2-recipe
     cp runs/on-gpu/retrieval.csv examples/experiment/smollm2-recipe.csv
+
+The grid of SmolLM2 with LoRA, ``retrieval-smollm2.yaml``, names what it trains on and asks:
+
+    python examples/experiment/data.py --data_dir ../shared/data/llm_jepa --output_dir runs/experiment
+    python examples/experiment/on_gpu.py examples/experiment/retrieval-smollm2.yaml --data smollm2 --layers 0 15 30 \\
+        --seconds 600 --jobs 9
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ from pathlib import Path
 
 import pandas as pd
 from collect import trained
+from retrieval import DATA
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, read_text
@@ -96,11 +103,10 @@ class Arm:
         only = ["--only", f"{self.name},{self.seed}", "--seeds", str(self.seed)]
         self.start([*LAUNCHER, "sweep", "--config", str(self.grid), "--output_dir", str(self.sweep), *only])
 
-    def retrieve(self, layers: Sequence[int]) -> None:
-        """Begin the retrieval, at these layers where training reads none; the sweep evaluates meanwhile."""
+    def retrieve(self, options: Sequence[str]) -> None:
+        """Begin the retrieval, with these options of ``retrieval.py``; the sweep evaluates meanwhile."""
         self.state = ANSWERS
-        named = ["--layers", *map(str, layers)] if layers else []
-        self.start([sys.executable, str(HERE / "retrieval.py"), str(self.sweep), "--file", str(self.table), *named])
+        self.start([sys.executable, str(HERE / "retrieval.py"), str(self.sweep), "--file", str(self.table), *options])
 
     def end(self, reason: str) -> None:
         """End its processes."""
@@ -132,7 +138,7 @@ class Shared:
         arms: by importance.
         jobs: arms at a time.
         seconds: when everything is ended.
-        layers: those that plain training is read at; empty for all.
+        retrieval: options of ``retrieval.py``.
         folder: of the arms.
         archive: file of the results.
     """
@@ -140,7 +146,7 @@ class Shared:
     arms: list[Arm]
     jobs: int
     seconds: float
-    layers: list[int]
+    retrieval: list[str]
     folder: Path
     archive: Path
     began: float = field(default_factory=time.monotonic)
@@ -191,7 +197,7 @@ class Shared:
             self.say(f"see {arm.folder / 'log'}")
         elif arm.state == TRAINS and trained(arm.run_folder):
             self.say(f"{arm.label}: trained after {time.monotonic() - arm.began:.0f} s")
-            arm.retrieve(self.layers)
+            arm.retrieve(self.retrieval)
         elif all(code == 0 for code in codes):
             arm.took = time.monotonic() - arm.began
             self.end(arm, f"finished after {arm.took:.0f} s")
@@ -240,6 +246,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="seeds, instead of those of the grid")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/on-gpu"), metavar="DIR", help="(%(default)s)")
     parser.add_argument("--archive", type=Path, metavar="FILE", help="(the folder's name with .tar.gz)")
+    parser.add_argument("--data", choices=list(DATA), default="synth", help="what the grid trains on (synth)")
     parser.add_argument("--layers", type=int, nargs="+", default=[], metavar="N", help="of plain models (all)")
     args = parser.parse_args(argv)
     try:
@@ -257,11 +264,12 @@ def main(argv: list[str] | None = None) -> int:
         for name in named:
             epochs = float({**grid.train, **grid.arms[name]}["num_epochs"])
             arms.append(Arm(name, seed, args.grid, args.output_dir / f"{name}-{seed}", epochs))
+    options = ["--data", args.data, *(["--layers", *map(str, args.layers)] if args.layers else [])]
     archive = args.archive or args.output_dir.with_name(f"{args.output_dir.name}.tar.gz")
     # Ended from outside, it still packs what there is.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        return Shared(arms, args.jobs, args.seconds, args.layers, args.output_dir, archive).run()
+        return Shared(arms, args.jobs, args.seconds, options, args.output_dir, archive).run()
     finally:
         signal.signal(signal.SIGTERM, before)
 

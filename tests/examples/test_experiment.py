@@ -460,11 +460,12 @@ def test_arms_run_side_by_side_and_what_fails_is_named(
     grid = tmp_path / "grid.yaml"
     grid.write_text("train: {num_epochs: 4}\narms: {a: {}, b: {}}\nseeds: [82]\nbaseline: a\n")
     folder = tmp_path / "on-gpu"
-    options = ["--seconds", "30", "--layers", "0", "15", "--output_dir", str(folder)]
+    options = ["--seconds", "30", "--data", "smollm2", "--layers", "0", "15", "--output_dir", str(folder)]
     before = signal.getsignal(signal.SIGTERM)
     assert on_gpu.main([str(grid), *options]) == 1
     assert signal.getsignal(signal.SIGTERM) is before
-    arguments = [str(folder / "a-82/grid"), "--file", str(folder / "a-82/retrieval.csv"), "--layers", "0", "15"]
+    arguments = [str(folder / "a-82/grid"), "--file", str(folder / "a-82/retrieval.csv")]
+    arguments += ["--data", "smollm2", "--layers", "0", "15"]
     assert (folder / "a-82" / "log").read_text() == f"{arguments}\n"
     assert re.search(r"a-82: finished after \d+ s; b-82: failed\n$", capsys.readouterr().out)
     assert (tmp_path / "on-gpu.tar.gz").exists()
