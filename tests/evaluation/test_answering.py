@@ -255,7 +255,7 @@ def test_a_training_model_is_asked_as_the_trained_one_will_be(trained_with, file
             observed.extend(record.messages[0]["content"] for record in records)
             super().__init__(records, *args, **options)
 
-    monkeypatch.setattr("stepjepa.running.held_out.AnswerScores", Watching)
+    monkeypatch.setattr("stepjepa.running.held_out_scores.AnswerScores", Watching)
     flags = ["--train_file", str(files / "train.jsonl"), "--eval_file", str(files / "held.jsonl"), "--max_steps", "1"]
     assert train(files, *flags, "--eval_generate", "2", "--eval_max_new_tokens", "2", "--save_strategy", "no") == 0
     assert observed == [trained_with or "Which word?"] * 2

@@ -20,7 +20,6 @@ from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.evaluation import retrieval as module
-from stepjepa.evaluation.held_out import RetrievalScores
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.retrieval import (
     answer_names,
@@ -29,6 +28,7 @@ from stepjepa.evaluation.retrieval import (
     rank_targets,
     ranks_of_right,
 )
+from stepjepa.evaluation.retrieval_scores import RetrievalScores
 from stepjepa.evaluation.run import embed_views
 from stepjepa.evaluation.summary_text import format_summary
 from stepjepa.objectives.index import nearest

@@ -19,7 +19,7 @@ from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
 from stepjepa.models.loading import load_model
 from stepjepa.running.estimate_text import _scaled, describe
-from stepjepa.running.transformers import training_arguments
+from stepjepa.running.training_arguments import training_arguments
 from stepjepa.store.record import read_run
 from stepjepa.training import flops
 from stepjepa.training.trainer import JepaTrainer

@@ -19,7 +19,7 @@ import tiny
 from stepjepa.base.files import read_jsonl
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.evaluation.answering import AnswerScores
-from stepjepa.evaluation.held_out import RetrievalScores
+from stepjepa.evaluation.retrieval_scores import RetrievalScores
 from stepjepa.models.ema import EMA_FILE
 from stepjepa.store.record import read_record
 from stepjepa.tasks.generic import GenericTask

@@ -39,10 +39,10 @@ from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
 from stepjepa.running.estimate_text import describe
-from stepjepa.running.held_out import check_metric
+from stepjepa.running.held_out_scores import check_metric
 from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, resident_bytes
 from stepjepa.running.precision import bf16_advice, bf16_by_default, with_launched_precision
-from stepjepa.running.transformers import training_arguments
+from stepjepa.running.training_arguments import training_arguments
 from stepjepa.training.checks import check_batch_size, check_positions, check_sharding
 from stepjepa.training.flops import FlopModel, Shape, recomputation
 from stepjepa.training.plan import Plan, equal_compute

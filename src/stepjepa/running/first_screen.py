@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from stepjepa.batch.collate import Encoding
 from stepjepa.batch.dataset import Prepared
@@ -22,9 +22,6 @@ from stepjepa.objectives.router import describe_router
 from stepjepa.running.precision import describe_precision
 from stepjepa.training.interface import TrainerInterface
 from stepjepa.training.plan import EqualCompute, Plan
-
-if TYPE_CHECKING:
-    pass
 
 COSINE_COLLAPSES = (
     "cosine maps all texts to one direction in most runs, `jepa_loss_type infonce` does not (docs/how-to/collapse.md)"

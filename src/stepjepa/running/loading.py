@@ -10,7 +10,7 @@ from stepjepa.models.architecture import base_model
 from stepjepa.models.loading import load_model, load_tokenizer
 from stepjepa.models.token_rows import add_plain_rows, add_predictor_rows
 from stepjepa.models.weights import compute_dtype, quantization_options
-from stepjepa.running.passed import PassedObjects
+from stepjepa.running.passed_objects import PassedObjects
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments

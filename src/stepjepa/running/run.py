@@ -34,13 +34,13 @@ from stepjepa.models.loading import add_lora
 from stepjepa.models.token_rows import adapter_rows
 from stepjepa.running.data import read_data
 from stepjepa.running.first_screen import first_screen
-from stepjepa.running.held_out import check_metric, held_out_scores
+from stepjepa.running.held_out_scores import check_metric, held_out_scores
 from stepjepa.running.loading import load_model_and_tokenizer
 from stepjepa.running.metrics_plot import draw_metrics
-from stepjepa.running.passed import PassedObjects
+from stepjepa.running.passed_objects import PassedObjects
 from stepjepa.running.precision import with_launched_precision
 from stepjepa.running.process import check_agreement, restored_process, say
-from stepjepa.running.transformers import training_arguments
+from stepjepa.running.training_arguments import training_arguments
 from stepjepa.store import folder as run_folder
 from stepjepa.store.hub import check_uploadable, upload
 from stepjepa.store.record import Lora, RunRecord, Source, read_record

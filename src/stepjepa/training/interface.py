@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stepjepa.batch.dataset import Prepared
 from stepjepa.objectives.monitors import WindowState
-from stepjepa.training.passed import Passed
+from stepjepa.training.passed_names import PassedNames
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -91,7 +91,7 @@ class TrainerInterface(SavingTrainer, Protocol):
     _total_loss_scalar: float
     _globalstep_last_logged: int
 
-    passed: Passed
+    passed: PassedNames
     prepared: Prepared | None
     prepared_eval: Prepared | None
     source: str

@@ -36,7 +36,7 @@ from stepjepa.training.held_out import check_best_metric, measure, score_answers
 from stepjepa.training.kernels import without_cudnn_attention
 from stepjepa.training.meter import Meter
 from stepjepa.training.named import load_named
-from stepjepa.training.passed import passed
+from stepjepa.training.passed_names import PassedNames
 from stepjepa.training.plan import FlopTracker, Plan
 from stepjepa.training.private import check_transformers
 from stepjepa.training.recording import Recorder
@@ -112,7 +112,7 @@ class JepaTrainer(CheckpointingTrainer):
         check_transformers()
         self.jepa = jepa or JepaConfig()
         # Recorded before names are replaced by what is loaded.
-        self.passed = passed(
+        self.passed = PassedNames.of(
             model,
             train_dataset,
             eval_dataset,

@@ -11,7 +11,7 @@ from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
 from stepjepa.data.summarising import system_prompts
 from stepjepa.evaluation.answering import AnswerScores, spread
-from stepjepa.evaluation.held_out import RetrievalScores
+from stepjepa.evaluation.retrieval_scores import RetrievalScores
 from stepjepa.objectives.objective import Objective
 from stepjepa.store.prompts import common_system_prompt, with_system_prompt
 from stepjepa.tasks.base import Task, TaskOptions

@@ -1,0 +1,48 @@
+"""The names that a ``JepaTrainer`` was passed in place of objects, recorded before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True)
+class PassedNames:
+    """The names that a ``JepaTrainer`` was passed, and which of its optional arguments were passed."""
+
+    model: str | None  # a folder, hub id or preset; None for an object
+    train: str | None  # a file, folder or hub data set; None for records
+    held_out: str | None
+    tokenizer: bool
+    objective: bool
+    optimizer: bool
+    views: bool
+
+    @classmethod
+    def of(
+        cls,
+        model: object,
+        train: object,
+        held_out: object,
+        *,
+        tokenizer: object,
+        objective: object,
+        optimizer: object,
+        views: object,
+    ) -> Self:
+        """Record the arguments of a trainer, before any of them is loaded; arguments as for ``JepaTrainer``."""
+        return cls(
+            model=_name(model),
+            train=_name(train),
+            held_out=_name(held_out),
+            tokenizer=tokenizer is not None,
+            objective=objective is not None,
+            optimizer=optimizer is not None,
+            views=views is not None,
+        )
+
+
+def _name(argument: object) -> str | None:
+    """Return the name that an argument is; None for an object."""
+    return os.fspath(argument) if isinstance(argument, str | os.PathLike) else None
