@@ -236,6 +236,14 @@ def test_a_help_text_is_as_wide_as_the_terminal_up_to_100(columns, widest, capsy
     assert widest - 12 <= max(map(len, flags)) <= widest
 
 
+def test_help_all_of_a_narrow_terminal_has_the_fields_of_training_arguments(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["train", "--help_all"]) == 0
+    text = capsys.readouterr().out
+    assert "--torch_empty_cache_steps" in text
+    assert (text.count("--offline"), text.count("usage: ")) == (1, 1)
+
+
 TRAIN = ["train", "--train_file", "t", "--model_name", "preset:tiny", "--output_dir", "run"]
 
 ERRORS = [

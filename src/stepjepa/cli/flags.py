@@ -143,20 +143,19 @@ def trainer_values(parser: Parser, rest: Sequence[str]) -> JsonObject:
         if (name := unknown[0].partition("=")[0].removeprefix("--")) in WITHOUT_EFFECT:
             parser.error(f"--{name}: it has no effect here; leave it out")
         parser.refuse(unknown, trainer_flags())
-    values = {name: value for name, value in vars(parsed).items() if name != "offline"}
-    if "hub_token" in values:
+    if "hub_token" in parsed:
         # Before any message can show it.
         parser.error("--hub_token: set HF_TOKEN in the environment; leave it out")
-    return values
+    return {**vars(parsed)}
 
 
 def more_help(train_parser: Parser) -> str:
     """Return help on the flags that only ``TrainingArguments`` has, for ``--help_all``."""
-    parser = Parser(add_help=False, prog="stepjepa train")
+    parser = Parser(add_help=False, usage=argparse.SUPPRESS)
     train_flags = {*train_parser.flags()}
     parser.add_options(
         [setting for setting in trainer_options().values() if f"--{setting.name}" not in train_flags],
         "transformers.TrainingArguments",
     )
     published = "\nFlags of the published scripts are translated: docs/published.md has a table of them.\n\n"
-    return published + parser.format_help().partition("ask no hub\n\n")[2]
+    return published + parser.format_help()

@@ -85,7 +85,8 @@ class Parser(argparse.ArgumentParser):
         self.more_help: Callable[[Parser], str] = lambda _: ""
         self.not_flags: dict[str, str] = {}
         self.takes_others = False
-        self.add_argument("--offline", action="store_true", help="use the libraries' offline mode: ask no hub")
+        if self.add_help:  # else it is a part of another parser, which has the flags of every command
+            self.add_argument("--offline", action="store_true", help="use the libraries' offline mode: ask no hub")
         if common:
             self.add_argument("--help_all", action="help", help="show every flag")
 
@@ -165,7 +166,7 @@ class Parser(argparse.ArgumentParser):
         """Return the help text: all options in full, or the common ones in short form."""
         positional = [str(action.metavar or action.dest) for action in self._actions if not action.option_strings]
         needed = [f"--{name} {self._option_string_actions[f'--{name}'].metavar}" for name in self.required]
-        self.usage = " ".join([self.prog, *positional, *needed, "[flags below]"])
+        self.usage = self.usage or " ".join([self.prog, *positional, *needed, "[flags below]"])
         if self.common:
             hidden = [action for action in self._actions if action.dest not in self.common]
             for action in self._actions:
