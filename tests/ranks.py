@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import runpy
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,15 @@ import forked
 
 def _run(arguments: list[str], log: Path, environment: Mapping[str, str], fault: tuple[str, int] | None) -> None:
     """Run a command in this process, in which something happens when the N-th loss is computed."""
+    from stepjepa.running import run
     from stepjepa.training.trainer import JepaTrainer
 
     before, calls = JepaTrainer.compute_loss, 0
+    read = run.read_data
+
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return read(*args, **kwargs)
 
     def struck(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
@@ -33,6 +40,8 @@ def _run(arguments: list[str], log: Path, environment: Mapping[str, str], fault:
         return before(*args, **kwargs)
 
     JepaTrainer.compute_loss = struck  # type: ignore[method-assign]
+    if fault is not None and fault[0] == "stops":
+        run.read_data = stopped
     forked.run(arguments, log, environment=environment)
 
 
@@ -84,17 +93,22 @@ def together(
         log: files of this name and the process's number take what it says.
         of_each: further arguments of each process.
         fault: the rank of a process, what comes to it, and at which of its micro-batches: it is killed (``kill``), or
-            draws random numbers that the others do not draw (``draws``).
+            draws random numbers that the others do not draw (``draws``); or it is told to stop while it reads the data
+            (``stops``, 0).
 
     Returns:
         How each has ended, and what it said.
     """
     store, environments = meeting(len(of_each))
+    shutil.rmtree(f"{log}.errors", ignore_errors=True)
     processes, logs = [], [Path(f"{log}.{rank}") for rank in range(len(of_each))]
     for rank, own in enumerate(of_each):
         logs[rank].unlink(missing_ok=True)
         words = [str(argument) for argument in (*arguments, *own)]
         mine = fault[1:] if fault and fault[0] == rank else None
+        error_file = Path(f"{log}.errors") / str(rank) / "error.json"
+        error_file.parent.mkdir(parents=True)
+        environments[rank]["TORCHELASTIC_ERROR_FILE"] = str(error_file)
         processes.append(forked.start(words, logs[rank], environments[rank], mine, target=_run))
     ended = [forked.status(process) for process in processes]
     del store

@@ -70,6 +70,7 @@ def test_wrong_input_is_one_line_and_exit_code_two(flags, words, files, monkeypa
     assert words in error
     assert error.count("\n") == 1
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
     assert evaluate(files) == 2
     assert "start one process, without torchrun" in capsys.readouterr().err
     assert not (files / "out").exists()

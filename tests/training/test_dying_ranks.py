@@ -1,6 +1,7 @@
 """Several processes: one dies and the run is resumed exactly; all must be given the same; all draw alike."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from stepjepa.store.folder import checkpoints
 STEPS = 6
 
 
+def errors_of(output: list[str]) -> list[str]:
+    """The last words of all processes."""
+    return [line for each in output for line in each.splitlines() if line.startswith("stepjepa train: ")]
+
+
 @pytest.mark.slow
 def test_one_process_dies_and_the_run_is_resumed_exactly(material: Path, tmp_path: Path) -> None:
     whole, run, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
@@ -24,6 +30,7 @@ def test_one_process_dies_and_the_run_is_resumed_exactly(material: Path, tmp_pat
     ended, output = together([*train, run], log, fault=(1, "kill", 6))
     assert ended == [2, -9], output
     assert "checkpoint-2 is complete: resume with --resume_from_checkpoint last" in output[0]
+    assert "(another process of the run has ended; what it printed says why, unless it was killed); " in output[0]
     assert "Traceback" not in output[0]
     assert [path.name for path in checkpoints(run)] == ["checkpoint-2"]
     assert not kills.half_files(run)
@@ -41,9 +48,31 @@ def test_a_process_that_was_given_another_file_is_refused_by_all(material: Path,
     common = ["train", *flags[:position], *flags[position + 2 :], "--output_dir", run]
     ended, output = together(common, tmp_path / "log", of_each=given)
     assert ended == [2, 2], output
-    for each in output:
-        assert "error: the processes were started with different data" in each
+    assert errors_of(output) == [
+        "stepjepa train: error: the processes were started with different data; start all with the same command and "
+        "files"
+    ]
     assert not (run / "run.json").exists()
+
+
+def test_a_line_that_one_process_can_not_read_is_told_once(material: Path, tmp_path: Path) -> None:
+    """And not beside an error of the connection that it ends."""
+    run, bad = tmp_path / "run", tmp_path / "train.jsonl"
+    bad.write_text('{"messages": [oops\n')
+    train = ["train", *kills.train_flags(material, STEPS), "--output_dir", run]
+    for of_each in ([[], ["--train_file", bad]], [["--train_file", bad]] * 2):
+        ended, output = together(train, tmp_path / "log", of_each=of_each)
+        assert ended == [2, 2], output
+        (error,) = errors_of(output)
+        assert error.startswith(f"stepjepa train: error: {bad}:1: not valid JSON")
+        assert not run.exists() or not [*run.iterdir()]
+
+
+def test_a_signal_to_one_process_before_training_leaves_none_waiting(material: Path, tmp_path: Path) -> None:
+    train = ["train", *kills.train_flags(material, STEPS), "--output_dir", tmp_path / "run"]
+    ended, output = together(train, tmp_path / "log", fault=(1, "stops", 0))
+    assert ended == [2, 128 + signal.SIGTERM], output
+    assert errors_of(output) == ["stepjepa train: interrupted"]
 
 
 @pytest.mark.slow

@@ -8,6 +8,13 @@ from contextlib import contextmanager
 # Allocators that raise a plain RuntimeError: torch's on the CPU, and those of other devices.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "failed to allocate memory")
 
+ANOTHER_ENDED = "another process of the run has ended"
+"""Part of the message of a process that could not go on because another one had failed, been stopped or killed."""
+
+# What libraries say of a connection to a process that is gone, and the errors in which they say it.
+_GONE = ("closed by peer", "reset by peer", "Broken pipe", "Connection was likely closed", "remote process exited")
+_DISTRIBUTED = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
+
 
 class UserError(ValueError):
     """Wrong input that the user can correct; the command line prints it on one line and exits with code 2.
@@ -67,6 +74,8 @@ def one_line(error: BaseException | str) -> str:
 def unexpected(error: Exception) -> str:
     """Return the message for an error that is not the user's; log the traceback at level debug."""
     logging.getLogger(__name__).debug("unexpected error", exc_info=error)
+    if is_of_ended_process(error):
+        return f"{ANOTHER_ENDED}; what it printed says why, unless it was killed"
     # These types are raised on purpose with a message for the user; of other errors, the type is needed, too.
     message = isinstance(error, ValueError | RuntimeError | ImportError) and str(error)
     return message or f"{type(error).__name__}: {error}"
@@ -89,6 +98,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _NO_MEMORY)
+
+
+def is_of_ended_process(error: BaseException) -> bool:
+    """Return whether an error is that of a connection to another process of the run, which is gone."""
+    text = str(error)
+    is_distributed = "gloo" in text or type(error).__name__ in _DISTRIBUTED
+    return isinstance(error, RuntimeError) and is_distributed and any(words in text for words in _GONE)
 
 
 @contextmanager

@@ -1,6 +1,10 @@
-"""The processes that were started together, and the CPU cores that one may use."""
+"""The processes that were started together, which of them reports an error, and the CPU cores that one may use."""
 
+import hashlib
+import json
 import os
+import time
+from pathlib import Path
 
 
 def is_main_process() -> bool:
@@ -8,6 +12,46 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def started_together() -> int:
+    """Return the number of processes of torchrun or accelerate; 1 without them."""
+    # Without a local rank it is the number of a cluster's machines, of which each may run one process.
+    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+
+
 def usable_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_reported(message: str, *, follows: bool = False) -> bool:
+    """Return whether another process that torchrun started on this machine has reported a message, or what caused it.
+
+    torchrun gives each process a file for its error, which its own summary shows. Messages are left there, too.
+
+    Args:
+        message: the last message of this process.
+        follows: it follows from the error of another process, if there was one.
+    """
+    file = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    folder = file.parent.parent
+    # Another program's folder is none of ours.
+    if file.name != "error.json" or file.parent.name != os.environ.get("LOCAL_RANK"):
+        return False
+    try:
+        if follows and any(folder.glob("*/error.json")):
+            return True
+        first = _make(folder / f"reported-{hashlib.sha256(message.encode()).hexdigest()}")
+        extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        file.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}), encoding="utf-8")
+    except OSError:
+        return False
+    return not first
+
+
+def _make(path: Path) -> bool:
+    """Make an empty file; return whether it was not there before."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

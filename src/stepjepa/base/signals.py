@@ -15,11 +15,17 @@ _SAME_REQUEST_SECONDS = 2.0
 
 
 class Stopped(KeyboardInterrupt):
-    """A stop request, raised as an exception: the number of the signal, and one line for the user."""
+    """A stop request, raised as an exception.
 
-    def __init__(self, number: int, message: str = "interrupted") -> None:
+    Args:
+        number: of the signal.
+        message: one line for the user.
+        by_all: whether all processes of the run have agreed to stop at this point.
+    """
+
+    def __init__(self, number: int, message: str = "interrupted", *, by_all: bool = False) -> None:
         super().__init__(message)
-        self.number = int(number)
+        self.number, self.by_all = int(number), by_all
 
 
 class Interruptions:

@@ -47,6 +47,7 @@ class Command:
         epilog: text at the end of the help.
         translate: translates the arguments of a published program into ours; returns them, and a note on each change.
         parse: parses the arguments of a command that accepts flags which its parser does not know.
+        several: whether processes that torchrun starts run it together.
     """
 
     run: Callable[[argparse.Namespace], object]
@@ -56,6 +57,7 @@ class Command:
     epilog: str | None = None
     translate: Callable[[Sequence[str]], tuple[list[str], list[str]]] = lambda arguments: ([*arguments], [])
     parse: Callable[[Parser, Sequence[str]], argparse.Namespace] = Parser.parse_args
+    several: bool = False
 
 
 def load(name: str) -> Command:

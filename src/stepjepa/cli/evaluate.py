@@ -1,12 +1,10 @@
 """``stepjepa evaluate`` and ``stepjepa score``: score the answers of a model, or of another program."""
 
 import argparse
-import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Stopped
 from stepjepa.base.terminal import visible_lines
@@ -63,8 +61,6 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
     """Evaluate a model and print the summary."""
     from stepjepa.evaluation.run import Evaluation
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("every process would write the same file; start one process, without torchrun")
     check_exclusive(args, ("load_in_4bit", "load_in_8bit"))
     trained = None if args.model_path is None else trained_objective(args.model_path)
     if not args.plain and (trained or {}).get("plain"):

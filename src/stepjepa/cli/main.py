@@ -9,9 +9,10 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
-from stepjepa.base.errors import UserError, one_line, visible
+from stepjepa.base.errors import ANOTHER_ENDED, UserError, one_line, visible
 from stepjepa.base.files import DISK_REMEDIES, naming_disk_errors
 from stepjepa.base.offline import set_environment
+from stepjepa.base.processes import is_reported, started_together
 from stepjepa.base.signals import Stopped, raising
 from stepjepa.base.terminal import escape_unencodable_output, print_json
 from stepjepa.cli.commands import COMMANDS, known_flags, load, make_parser, naming_flags, parse
@@ -68,6 +69,8 @@ def _run(name: str, words: Sequence[str]) -> int:
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a picture has a box instead
     args = parse(name, arguments)
+    if started_together() > 1 and not load(name).several:
+        raise UserError("every process would do the same and write the same files; start one process, without torchrun")
     # Standard output then holds one JSON document.
     with naming_flags(name), redirect_stdout(sys.stderr) if getattr(args, "json", False) else nullcontext():
         result = load(name).run(args)
@@ -114,8 +117,9 @@ def _run_and_report(name: str, words: Sequence[str]) -> int:
     except KeyboardInterrupt as stop:
         message = _error_with_dashes(name, visible(str(stop) or "interrupted"), interrupted=True)
         code = 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
-    if message:
-        print(f"stepjepa {name}: {message}" if name in COMMANDS else f"stepjepa: {message}", file=sys.stderr)
+    message = message and (f"stepjepa {name}: {message}" if name in COMMANDS else f"stepjepa: {message}")
+    if message and not is_reported(message, follows=code > 128 or ANOTHER_ENDED in message):
+        print(message, file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:

@@ -110,5 +110,6 @@ def _compare(folder: Path, new: Path, old: JsonObject, reasons: Sequence[str]) -
 RERUN = Command(
     run,
     flags=((RerunFlags, "rerun"),),
+    several=True,
     epilog="Reports and uploads nothing. Exit code 1 if nothing has changed and the weights still differ.",
 )

@@ -93,6 +93,7 @@ TRAIN = Command(
     add=add_flags,
     flags=((LaunchFlags, "run"),),
     parse=parse,
+    several=True,
     common="train_file columns eval_file max_length model_name dtype lora regular step_jepa layout predictors lbd "
     "jepa_loss_type jepa_ratio eval_generate output_dir batch_size grad_accum learning_rate num_epochs "
     "eval_steps finetune_seed resume_from_checkpoint dry_run config",
@@ -147,6 +148,7 @@ ESTIMATE = Command(
     add=add_estimate_flags,
     flags=((LaunchFlags, "run"), (DeviceFlags, "devices")),
     parse=parse,
+    several=True,
     common="train_file max_length model_name dtype lora regular step_jepa layout predictors jepa_loss_type "
     "jepa_ratio batch_size grad_accum num_epochs config gpus device peak_tflops mfu memory_gib records",
     epilog="""\

@@ -27,14 +27,12 @@ def restored_process() -> Iterator[None]:
     grouped = torch.distributed.is_initialized()
     try:
         yield
-    except Stopped:
-        # All processes stop after the same step.
-        if not grouped:
+    except BaseException as error:
+        # A barrier only where all stop: after an error or a signal to one the others may never reach it.
+        if not (isinstance(error, Stopped) and error.by_all):
+            _wait_for_gloo()
+        elif not grouped:
             _destroy_process_group()
-        raise
-    except BaseException:
-        # No barrier here: the other processes may never reach it.
-        _wait_for_gloo()
         raise
     else:
         if not grouped:

@@ -342,7 +342,7 @@ def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> dict[s
         hint = (
             "it holds the model only" if trainer.args.save_only_model else "resume with `resume_from_checkpoint last`"
         )
-        raise Stopped(stop.number, f"stopped; {saved} is saved; {hint}") from None
+        raise Stopped(stop.number, f"stopped; {saved} is saved; {hint}", by_all=stop.by_all) from None
 
 
 @contextmanager

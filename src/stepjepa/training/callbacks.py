@@ -74,7 +74,7 @@ class StopCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         """Raise ``Stopped`` once the checkpoint is saved."""
         if self._number:
-            raise Stopped(self._number)
+            raise Stopped(self._number, by_all=True)
 
 
 # -- log lines ---------------------------------------------------------------------------------------------------------
