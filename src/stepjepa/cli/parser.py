@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stepjepa.base.errors import UserError, shown
+from stepjepa.base.settings_in_text import respelled, respelled_error
 from stepjepa.config.option import Option, options_of, similar_names, typed_text
 
 if TYPE_CHECKING:
@@ -199,16 +200,16 @@ def with_dashes(text: str, flags: Collection[str]) -> str:
         text: a help text, a note or a message of the library.
         flags: the flags of a command, with their dashes; other words in backticks stay as they are.
     """
-    return re.sub(r"`([a-z]\w*(?: [^`]*)?)`", partial(_flag, flags), text)
+    return respelled(text, partial(_flag, flags), mark="")
 
 
 def error_with_dashes(text: str, flags: Collection[str]) -> str:
     """Return an error as :func:`with_dashes`; a setting may be the word before its first colon."""
-    return re.sub(r"(?:^|(?<=: ))([a-z]\w*)(?=: )", partial(_flag, flags), with_dashes(text, flags), count=1)
+    return respelled_error(text, partial(_flag, flags), mark="")
 
 
-def _flag(flags: Collection[str], quoted: re.Match[str]) -> str:
-    return f"--{quoted[1]}" if f"--{quoted[1].partition(' ')[0]}" in flags else quoted[0]
+def _flag(flags: Collection[str], name: str) -> str | None:
+    return f"--{name}" if f"--{name}" in flags else None
 
 
 def _add(group: argparse._ArgumentGroup, setting: Option, named_only: bool) -> None:
@@ -230,6 +231,6 @@ def _add(group: argparse._ArgumentGroup, setting: Option, named_only: bool) -> N
     text = f"{text:g}" if isinstance(text, float) else text
     shown_default = "" if text in (None, False, "") else " (on)" if text is True else f" ({text})"
     names = [setting.flag] if about.get("positional") else [f"--{name}" for name in setting.spellings]
-    summary = re.sub("`([a-z][^`]*)`", r"--\1", about["help"])
+    summary = respelled(about["help"], "--{}".format, mark="")
     action = group.add_argument(*names, help=summary.replace("%", "%%") + shown_default, **words)
     action.summary = summary.partition("; ")[0] + shown_default  # type: ignore[attr-defined]  # for the short help

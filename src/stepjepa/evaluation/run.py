@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tqdm import tqdm
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.base.files import fingerprint, write_json
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.settings_in_text import renaming_settings
 from stepjepa.base.terminal import note
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.data.records import BadRecords, Record
@@ -305,10 +306,8 @@ def embed_views(
     """
     from stepjepa.objectives.jepa import Jepa
 
-    try:
+    with renaming_settings({"jepa_layer": "layer"}), raising_user_errors():
         jepa = Jepa(model, tokenizer, config, device=model.device, processes=1, rows=False, heads=False)
-    except ValueError as error:
-        raise UserError(str(error).replace("jepa_layer:", "layer:")) from None
     return jepa.embed_pairs(records, batch_size=batch_size)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stepjepa.base.errors import UserError, raising_user_errors
+from stepjepa.base.errors import raising_user_errors
+from stepjepa.base.settings_in_text import renaming_settings
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
 from stepjepa.data.summarising import system_prompts
@@ -47,7 +47,7 @@ def held_out_scores(
     scores, retrieval, rows = None, None, dict[str, str]()
     if config.eval_generate is None and not config.eval_retrieval:
         return scores, retrieval, rows
-    try:
+    with renaming_settings(_names_here(config)):
         task, records = _held_out_questions(config, eval_records, train_records)
         if config.eval_generate is not None:
             scores = _answer_scores(config, task, records, tokenizer)
@@ -56,10 +56,13 @@ def held_out_scores(
         if config.eval_retrieval:
             retrieval = RetrievalScores(records, task)
             rows["retrieval"] = f"of the answers of {len(records):,} records at every evaluation, task {task.name}"
-    except UserError as error:
-        # The message names settings of 'stepjepa evaluate', which have other names in a run.
-        raise UserError(re.sub(r"(`|\A(?=\w+: ))(task|max_new_tokens)\b", r"\1eval_\2", str(error))) from None
     return scores, retrieval, rows
+
+
+def _names_here(config: RunConfig) -> dict[str, str]:
+    """Return the settings of ``stepjepa evaluate`` that errors of shared code name -> those of a run."""
+    held_out = "eval_file" if config.data_file is None else "data_file"
+    return {"task": "eval_task", "max_new_tokens": "eval_max_new_tokens", "test_file": held_out}
 
 
 def _held_out_questions(
