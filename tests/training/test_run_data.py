@@ -15,7 +15,7 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.config.run import RunConfig
 from stepjepa.data.questions import draw_held_out
 from stepjepa.running.data import read_data
-from stepjepa.store.record import machine
+from stepjepa.store.environment import machine
 
 
 def write(path: Path, *questions: int) -> str:

@@ -20,7 +20,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import base_model, find_decoder
 from stepjepa.objectives.embedding import Embedder
 from stepjepa.objectives.inputs import Text
-from stepjepa.store.record import versions
+from stepjepa.store.environment import versions
 from stepjepa.views.sequences import Kind, SampledRecord
 
 if TYPE_CHECKING:

@@ -46,8 +46,9 @@ from stepjepa.objectives.reading import (
 )
 from stepjepa.objectives.setup import set_up, set_up_attention
 from stepjepa.objectives.term import Context, gather_rows, no_gather
+from stepjepa.store.environment import versions
 from stepjepa.store.prompts import common_system_prompt
-from stepjepa.store.record import RunRecord, record_of, versions
+from stepjepa.store.record import RunRecord, record_of
 from stepjepa.views.layouts import LAYOUTS
 from stepjepa.views.sequences import Kind, SampledRecord
 

@@ -79,8 +79,8 @@ def changes_since(old: JsonObject, config: RunConfig) -> tuple[list[str], list[s
         UserError: a file is missing, or ``run.json`` is damaged.
     """
     from stepjepa.running.data import read_mixture
+    from stepjepa.store.environment import machine, versions
     from stepjepa.store.fingerprint import model_fingerprint
-    from stepjepa.store.record import machine, versions
 
     changes = []
     for part, before in old["data"].items():

@@ -3,10 +3,8 @@
 Records of earlier versions are read, too; fields that they lack are None or empty.
 """
 
-import importlib.metadata
 import json
 import os
-import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -272,28 +270,3 @@ def remove_start(folder: Path) -> None:
         (folder / PROMPTS_FILE).unlink(missing_ok=True)
         if not any(folder.iterdir()):
             folder.rmdir()
-
-
-# -- versions and machine ----------------------------------------------------------------------------------------------
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python, the platform and the packages that affect the results."""
-    packages = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
-    installed = {name: importlib.metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), "platform": platform.platform(), **installed}
-
-
-def machine(*, use_cpu: bool = False) -> JsonObject:
-    """Return the hardware facts that affect rounding: processes, threads, device; ``use_cpu`` ignores accelerators."""
-    import torch
-
-    accelerator = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
-    # torch.mps has no get_device_name.
-    name = None if accelerator is None else getattr(torch.get_device_module(accelerator), "get_device_name", None)
-    kind = "cpu" if accelerator is None else accelerator.type
-    return {
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "threads": torch.get_num_threads(),
-        "device": kind if name is None else str(name(accelerator)),
-    }

@@ -8,7 +8,7 @@ from typing import Protocol
 from stepjepa.base.files import locked, write_json
 from stepjepa.base.signals import Interruptions
 from stepjepa.base.terminal import duration
-from stepjepa.store.record import versions
+from stepjepa.store.environment import versions
 from stepjepa.study.grid import Trial
 from stepjepa.study.local import Local
 from stepjepa.study.run_folders import SWEEP_FILE

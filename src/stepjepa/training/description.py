@@ -27,9 +27,10 @@ from stepjepa.models.architecture import base_model
 from stepjepa.models.fingerprint import weights_fingerprint
 from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.objective import Objective
+from stepjepa.store.environment import machine, versions
 from stepjepa.store.fingerprint import hub_commit, model_fingerprint
 from stepjepa.store.folder import CONFIG_FILE
-from stepjepa.store.record import Lora, Order, RunRecord, Source, Training, machine, versions
+from stepjepa.store.record import Lora, Order, RunRecord, Source, Training
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
