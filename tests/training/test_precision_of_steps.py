@@ -66,8 +66,8 @@ def test_an_evaluation_before_training_runs_in_its_precision(tiny_tokenizer: Any
             eval_dataset=records,
             processing_class=tiny_tokenizer,
         )
-        assert trainer.prepared_eval is not None
-        dataset = trainer.prepared_eval.dataset
+        (prepared,) = trainer.held_out.values()
+        dataset = prepared.dataset
         batch = trainer.data_collator(SampledRecord(dataset[number].record) for number in range(len(dataset)))
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             wanted = jepa_loss(trainer.model.eval(), batch, trainer.objective).parts["lm_loss"].item()

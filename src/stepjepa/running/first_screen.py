@@ -61,7 +61,7 @@ def first_screen(
         further_rows: rows that come after these; a row of None is left out.
     """
     config, training = trainer.jepa, trainer.args
-    prepared, held_out = trainer.prepared, trainer.prepared_eval
+    prepared = trainer.prepared
     assert prepared is not None
     first = prepared.dataset[0]
     assert first is not None  # it is no padding
@@ -89,7 +89,7 @@ def first_screen(
         "chat template": describe_template(prepared.template),
         "turns": describe_turns(prepared, shares=trainer.encoding == "tree"),
         "example": trained_text(first.record, trainer.processing_class),
-        "held out": describe_counts(held_out.counts) if held_out is not None else None,
+        "held out": describe_held_out(trainer.held_out),
         "each step": f"{plan.records_per_step} records ({plan.batch_size} a batch x {accumulated} accumulated x "
         f"{training.world_size} processes), learning rate {training.learning_rate:g}, seed {training.seed}",
         "groups": describe_groups(plan),
@@ -132,6 +132,12 @@ def describe_turns(prepared: Prepared, *, shares: bool) -> str | None:
         f"{run / tokens['chat']:.2f} times those of one sequence per chat, {run / tokens['turns']:.0%} of those of one "
         "sequence per turn"
     )
+
+
+def describe_held_out(sets: Mapping[str, Prepared]) -> str | None:
+    """Describe the counts of each set of held-out records; None if there is none."""
+    described = [" ".join(filter(None, (name, describe_counts(prepared.counts)))) for name, prepared in sets.items()]
+    return "; ".join(described) or None
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:

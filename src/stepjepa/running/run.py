@@ -315,7 +315,7 @@ def _train_and_evaluate(trainer: JepaTrainer, folder: Path, checkpoint: str | No
     scores = trainer.answer_scores
     with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
         metrics = _train(trainer, folder, checkpoint)
-        if trainer.prepared_eval is not None:
+        if trainer.held_out:
             metrics |= trainer.recorder.evaluation() or trainer.evaluate()
     return metrics
 

@@ -82,12 +82,15 @@ class StopCallback(TrainerCallback):
 
 def console_line(logs: dict[str, float]) -> str | None:
     """Format a line of logs for the terminal; None for logs without losses."""
-    prefix = "eval_" if "eval_lm_loss" in logs else ""
+    evaluated = (name for name in logs if name.startswith("eval_") and name.endswith("lm_loss"))
+    # Of a set of held-out records with a name: eval_NAME_.
+    prefix = next(evaluated, "").removesuffix("lm_loss")
     if f"{prefix}lm_loss" not in logs:
         return None
-    answers = [name.removeprefix("eval_answer_") for name in logs if name.startswith("eval_answer_")]
-    names = [name.removeprefix(prefix) for name in logs]
-    patterns = {name: f"{TERMS[name].label}: {{:.4f}}" for name in names if name in TERMS} | {
+    # Scores of answers and of retrieval have no name of a set.
+    values = {name.removeprefix(prefix).removeprefix("eval_"): value for name, value in logs.items()}
+    answers = [name.removeprefix("answer_") for name in values if name.startswith("answer_")]
+    patterns = {name: f"{TERMS[name].label}: {{:.4f}}" for name in values if name in TERMS} | {
         "loss": "Total: {:.4f}",
         "matched_similarity": "cosine of pairs: {:.3f}",
         "shuffled_similarity": "shuffled: {:.3f}",
@@ -97,8 +100,8 @@ def console_line(logs: dict[str, float]) -> str | None:
         "retrieval_hits_at_1": "hits at 1: {:.3f}",
         "tokens_per_second": "{:,.0f} tok/s",
     }
-    parts = [pattern.format(logs[prefix + name]) for name, pattern in patterns.items() if prefix + name in logs]
-    return ("eval  " if prefix else "") + ", ".join(parts)
+    parts = [pattern.format(values[name]) for name, pattern in patterns.items() if name in values]
+    return (f"{prefix.rstrip('_').replace('_', ' ', 1)}  " if prefix else "") + ", ".join(parts)
 
 
 class LogCallback(TrainerCallback):

@@ -17,8 +17,10 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
+from stepjepa.base.typed_json import to_json
 from stepjepa.batch.collate import Encoding
 from stepjepa.batch.dataset import Prepared
+from stepjepa.batch.tokenize import COUNTS
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.option import has_effect, options_of
 from stepjepa.config.run import FLAT, GroupBy, RunConfig
@@ -31,6 +33,7 @@ from stepjepa.store.environment import machine, versions
 from stepjepa.store.fingerprint import hub_commit, model_fingerprint
 from stepjepa.store.folder import CONFIG_FILE
 from stepjepa.store.record import Lora, Order, RunRecord, Source, Training
+from stepjepa.training.held_out_sets import UNNAMED
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
@@ -71,11 +74,17 @@ def describe_objects(trainer: DescribedTrainer, names: Collection[str]) -> dict[
         objects["tokenizer"] = _describe_tokenizer(trainer.processing_class)
     if "objective" in names:
         objects["objective"] = describe_objective(trainer.objective)
-    for name, prepared in (("train_dataset", trainer.prepared), ("eval_dataset", trainer.prepared_eval)):
-        if name in names and prepared is not None:
-            source = source_of(prepared, None)
-            objects[name] = {"records": source.records, "sha256": source.sha256}
+    if "train_dataset" in names and trainer.prepared is not None:
+        objects["train_dataset"] = _describe_records(trainer.prepared)
+    if "eval_dataset" in names and trainer.held_out:
+        sets = {name: _describe_records(prepared) for name, prepared in trainer.held_out.items()}
+        objects["eval_dataset"] = sets.get(UNNAMED, sets)
     return objects
+
+
+def _describe_records(prepared: Prepared) -> JsonObject:
+    source = source_of(prepared, None)
+    return {"records": source.records, "sha256": source.sha256}
 
 
 def config_of(trainer: DescribedTrainer) -> RunConfig:
@@ -197,6 +206,20 @@ def source_of(prepared: Prepared, name: str | None) -> Source:
     return Source(file=name, records=count, sha256=prepared.summary.sha256)
 
 
+def source_of_held_out(sets: Mapping[str, Prepared], name: str | None) -> Source:
+    """Describe held-out records as :func:`source_of` does; several sets by their names."""
+    if UNNAMED in sets:
+        return source_of(sets[UNNAMED], name)
+    sources = {of_set: source_of(prepared, None) for of_set, prepared in sets.items()}
+    records = sum(source.records or 0 for source in sources.values())
+    return Source(records=records, other={"sets": {of_set: to_json(source) for of_set, source in sources.items()}})
+
+
+def _summed_counts(sets: Mapping[str, Prepared]) -> JsonObject:
+    """Add up the counts of all sets of held-out records."""
+    return {name: sum(prepared.counts.get(name, 0) for prepared in sets.values()) for name in COUNTS}
+
+
 def _adapter(model: nn.Module) -> Lora | None:
     """Describe the adapter of a PEFT model."""
     config: Any = getattr(model, "peft_config", {}).get(getattr(model, "active_adapter", None))
@@ -279,8 +302,8 @@ def describe_run(
     name = config.model_name or base.config.name_or_path or type(base).__name__
     if data is None:
         data = {"train": source_of(prepared, None if passed.views else passed.train)}
-        if trainer.prepared_eval is not None:
-            data["eval"] = source_of(trainer.prepared_eval, passed.held_out)
+        if trainer.held_out:
+            data["eval"] = source_of_held_out(trainer.held_out, passed.held_out)
     return RunRecord(
         status="running",
         command=command,
@@ -298,7 +321,7 @@ def describe_run(
         order=_order(training, trainer.group_by),
         data=dict(data),
         counts=prepared.counts,
-        eval_counts=trainer.prepared_eval.counts if trainer.prepared_eval else None,
+        eval_counts=_summed_counts(trainer.held_out) if trainer.held_out else None,
         tokens={**prepared.tokens, "ratio": prepared.tokens["all"] / prepared.tokens["main"]},
         template=prepared.template,
         parameters={"trained": trainable, "total": total},

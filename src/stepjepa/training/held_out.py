@@ -1,13 +1,14 @@
-"""Losses, monitors, scores of answers and retrieval on held-out records."""
+"""Held-out records, in one set or in several with names: losses, monitors, scores of answers and retrieval."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import IntervalStrategy, speed_metrics
 
 from stepjepa.base.errors import did_you_mean, shown
 from stepjepa.batch.collate import Collator
@@ -16,6 +17,7 @@ from stepjepa.models.architecture import evaluating
 from stepjepa.objectives.monitors import MONITORS, MetricWindow
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
+from stepjepa.training.held_out_sets import UNNAMED, named_metric
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
@@ -27,7 +29,28 @@ _ADDED = ("epoch", "runtime", "samples_per_second")
 _SCORED_BY = {"answer": "`eval_generate N`", "retrieval": "`eval_retrieval`"}
 
 
-def check_best_metric(args: TrainingArguments, objective: Objective, scores: Mapping[str, object | None]) -> None:
+def _metrics(objective: Objective) -> list[str]:
+    """Return the names of what :func:`measure` measures."""
+    return [*objective.names, "loss", *(MONITORS if objective.of_pairs else ())]
+
+
+def check_set_names(names: Iterable[str], objective: Objective) -> None:
+    """Raise a ``ValueError`` for a name of a set whose metrics would have the names of other ones, or that is none."""
+    for name in names:
+        if not isinstance(name, str) or not name.isprintable():
+            raise ValueError(f"eval_dataset: expected texts as the names of data sets, got {name!r}")
+        clash = [metric for metric in _metrics(objective) if named_metric(name, metric) in objective.names]
+        if name in _SCORED_BY or (name != UNNAMED and clash):
+            other = f"eval_{name}_{clash[0] if clash else 'NAME'}"
+            raise ValueError(f"eval_dataset: {shown(name)} gives {other}, which is another metric; name it otherwise")
+
+
+def check_best_metric(
+    args: TrainingArguments,
+    objective: Objective,
+    scores: Mapping[str, object | None],
+    sets: Collection[str] = (UNNAMED,),
+) -> None:
     """Raise a ``ValueError`` for a ``metric_for_best_model`` that no evaluation measures.
 
     Trainer would notice that at the first evaluation, and end the run.
@@ -36,11 +59,13 @@ def check_best_metric(args: TrainingArguments, objective: Objective, scores: Map
         args: the Trainer's arguments.
         objective: what the run trains.
         scores: prefix of metrics -> the object that scores them, None for none. Its ``names``, if any, are known.
+        sets: names of the sets of held-out records.
     """
     name = str(args.metric_for_best_model or "").removeprefix("eval_")
     if not name or args.eval_strategy == IntervalStrategy.NO:
         return
-    names = [*objective.names, "loss", *(MONITORS if objective.of_pairs else ()), *_ADDED]
+    metrics = [*_metrics(objective), *_ADDED]
+    names = [named_metric(of_set, metric) for of_set in sets or (UNNAMED,) for metric in metrics]
     for prefix, scored in scores.items():
         if scored is not None and name.startswith(f"{prefix}_") and name not in names:
             # Asked only now: a task scores an answer to name its scores.
@@ -62,6 +87,29 @@ class MeasuringTrainer(TrainerInterface, Protocol):
     retrieval_scores: Callable[[int], dict[str, float]] | None
 
     def context(self, *, training: bool = True) -> Context: ...
+
+
+def evaluate_set(
+    trainer: MeasuringTrainer, name: str, prepared: Prepared, prefix: str, *, with_scores: bool
+) -> dict[str, float]:
+    """Return the metrics of a set of held-out records, and their speed, under the names that they have in logs.
+
+    Args:
+        trainer: a ``JepaTrainer``; every process must call this.
+        name: of the set; :data:`UNNAMED` for the only one.
+        prepared: its records as tokens.
+        prefix: put in front of all names.
+        with_scores: also return the scores of answers and of retrieval. They are of records of their own, so their
+            names have none of a set.
+    """
+    start, of_set = time.time(), prefix if name == UNNAMED else f"{prefix}_{name}"
+    measured, records = measure(trainer, prepared)
+    metrics = {f"{of_set}_{metric}": value for metric, value in measured.items()}
+    if with_scores:
+        scores = score_answers(trainer) | score_retrieval(trainer)
+        metrics |= {f"{prefix}_{score}": value for score, value in scores.items()}
+    speed: dict[str, float] = speed_metrics(of_set, start, num_samples=records)
+    return metrics | speed
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
@@ -93,7 +93,7 @@ class TrainerInterface(SavingTrainer, Protocol):
 
     passed: PassedNames
     prepared: Prepared | None
-    prepared_eval: Prepared | None
+    held_out: Mapping[str, Prepared]
     source: str
     evaluated: dict[int, dict[str, float]]
 

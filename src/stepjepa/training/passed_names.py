@@ -13,7 +13,7 @@ class PassedNames:
 
     model: str | None  # a folder, hub id or preset; None for an object
     train: str | None  # a file, folder or hub data set; None for records
-    held_out: str | None
+    held_out: str | None  # the same of held-out records; None for several sets of them
     tokenizer: bool
     objective: bool
     optimizer: bool

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Stopped
 from stepjepa.base.terminal import spelled
+from stepjepa.batch.dataset import Prepared
 from stepjepa.config.run import RunConfig
 from stepjepa.models.fingerprint import weights_fingerprint
 from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, checkpoint_fault, open_run_folder
@@ -27,6 +29,7 @@ from stepjepa.store.hub import write_card
 from stepjepa.store.prompts import write_trained_prompts
 from stepjepa.store.record import Change, Fingerprints, Launch, Results, RunRecord, remove_start, write_record
 from stepjepa.store.resume import FURTHER_CALL, launch_settings, resumed_launches
+from stepjepa.training.held_out_sets import UNNAMED, named_metric
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
@@ -42,6 +45,14 @@ def _of_main_process(value: Value) -> Value:
     if dist.is_available() and dist.is_initialized():
         dist.broadcast_object_list(values)
     return values[0]
+
+
+def _fingerprint_of_sets(sets: Mapping[str, Prepared]) -> str | None:
+    """Hash held-out records as tokens, with the names of their sets if they have any; None for none."""
+    hashes = {name: prepared.dataset.fingerprints()[0] for name, prepared in sets.items()}
+    if not hashes or UNNAMED in hashes:
+        return hashes.get(UNNAMED)
+    return hashlib.sha256(repr([*hashes.items()]).encode()).hexdigest()
 
 
 class Recorder(TrainerCallback):
@@ -175,12 +186,11 @@ class Recorder(TrainerCallback):
         """Compute the fingerprints of data and base weights on the main process, and broadcast them."""
         trainer, result = self._trainer, Fingerprints()
         if is_main_process():
-            held_out = trainer.prepared_eval
             records, texts = trainer.prepared.dataset.fingerprints() if trainer.prepared else (None, None)
             result = Fingerprints(
                 records=records,
                 texts=texts,
-                eval_records=None if held_out is None else held_out.dataset.fingerprints()[0],
+                eval_records=_fingerprint_of_sets(trainer.held_out),
                 weights=weights_fingerprint(trainer.model, trainer.processing_class),
             )
         # Other processes may hold no weights yet, and all must agree whether the run may be resumed.
@@ -280,9 +290,10 @@ class Recorder(TrainerCallback):
         """
         trainer, state, best = self._trainer, self._trainer.state, self._best_step()
         step = state.global_step if best is None else best
-        # An evaluation of an earlier launch is in the history that a checkpoint has.
-        logged = (line for line in state.log_history if line["step"] == step and "eval_lm_loss" in line)
-        return trainer.evaluated.get(step) or next(logged, {})
+        # An evaluation of an earlier launch is in the history that a checkpoint has, a line for each set of records.
+        losses = {f"eval_{named_metric(name, 'lm_loss')}" for name in trainer.held_out}
+        logged = [line for line in state.log_history if line["step"] == step and losses & line.keys()]
+        return trainer.evaluated.get(step) or {name: value for line in logged for name, value in line.items()}
 
     def _best_step(self) -> int | None:
         """Return the step whose checkpoint was loaded at the end; None if the last weights are the model."""

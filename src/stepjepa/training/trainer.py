@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
-from transformers.trainer_utils import SaveStrategy, speed_metrics
+from transformers.trainer_utils import SaveStrategy
 
-from stepjepa.batch.dataset import Prepared, StepSampler
+from stepjepa.batch.dataset import Prepared, StepSampler, TokenizedDataset
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.prepare import prepare
 from stepjepa.config.jepa import JepaConfig
@@ -32,7 +32,8 @@ from stepjepa.training.checkpoints import CheckpointingTrainer
 from stepjepa.training.description import describe
 from stepjepa.training.exhausted_memory import naming_longest_record
 from stepjepa.training.flops import FlopModel, recomputation
-from stepjepa.training.held_out import check_best_metric, measure, score_answers, score_retrieval
+from stepjepa.training.held_out import check_best_metric, check_set_names, evaluate_set
+from stepjepa.training.held_out_sets import UNNAMED, EvalData, named_sets
 from stepjepa.training.kernels import without_cudnn_attention
 from stepjepa.training.meter import Meter
 from stepjepa.training.named import load_named
@@ -58,7 +59,7 @@ class JepaTrainer(CheckpointingTrainer):
         args: ``TrainingArguments``. ``push_to_hub`` uploads no checkpoints; call the method of that name.
         jepa: mode, layout and objective; the defaults are those of LLM-JEPA.
         train_dataset: records, as a list, a ``datasets.Dataset`` or a file name.
-        eval_dataset: records for ``evaluate``.
+        eval_dataset: records for ``evaluate``; or several sets by name, whose metrics are called ``eval_NAME_loss``.
         processing_class: the tokenizer, None for the model's own; it and the model get predictor tokens.
         views: gives the pairs of views of a record, ``[(source, target), ...]``, instead of those of the mode.
         callbacks: further callbacks.
@@ -98,7 +99,7 @@ class JepaTrainer(CheckpointingTrainer):
         jepa: JepaConfig | None = None,
         *,
         train_dataset: Data | Prepared | None = None,
-        eval_dataset: Data | Prepared | None = None,
+        eval_dataset: EvalData | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         views: Views | None = None,
         callbacks: Sequence[TrainerCallback] = (),
@@ -137,7 +138,7 @@ class JepaTrainer(CheckpointingTrainer):
             args=args,
             data_collator=self.bound.collator,
             train_dataset=self.prepared.dataset if self.prepared else None,
-            eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
+            eval_dataset=self._eval_datasets(),
             processing_class=tokenizer,
             callbacks=[self.recorder, LogCallback(self.recorder), *callbacks],
             optimizers=optimizers,
@@ -145,7 +146,8 @@ class JepaTrainer(CheckpointingTrainer):
         checks.check_processes(args, self.accelerator.num_processes)
         if all(type(callback).__module__.startswith("transformers.") for callback in callbacks):
             # A callback of the caller's own may add metrics.
-            check_best_metric(args, self.objective, {"answer": answer_scores, "retrieval": retrieval_scores})
+            scores = {"answer": answer_scores, "retrieval": retrieval_scores}
+            check_best_metric(args, self.objective, scores, self.held_out)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             checks.check_sharding(self.jepa, answer_scores, retrieval_scores)
         self.answer_scores = answer_scores
@@ -160,13 +162,27 @@ class JepaTrainer(CheckpointingTrainer):
         checks.check_batch_size(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
 
     def _prepare_data(
-        self, train_data: Data | Prepared | None, eval_data: Data | Prepared | None, tokenizer: PreTrainedTokenizerBase
+        self, train_data: Data | Prepared | None, eval_data: EvalData | None, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         """Tokenise training and evaluation data, and check the lengths of their records."""
-        self.prepared = self._prepare(train_data, tokenizer, "training data")
+        self.prepared = None if train_data is None else self._prepare(train_data, tokenizer, "training data")
         self.source = self.prepared.source if self.prepared else "<memory>"  # the name of its file in errors
-        self.prepared_eval = self._prepare(eval_data, tokenizer, "evaluation data")
-        checks.check_positions(self.bound.collator, self.prepared, self.prepared_eval)
+        self.held_out = self._prepare_held_out(eval_data, tokenizer)
+        checks.check_positions(self.bound.collator, self.prepared, *self.held_out.values())
+
+    def _prepare_held_out(self, data: EvalData | None, tokenizer: PreTrainedTokenizerBase) -> dict[str, Prepared]:
+        """Tokenise held-out records, and return them by the names of their sets."""
+        sets = named_sets(data)
+        check_set_names(sets, self.objective)
+        return {
+            name: self._prepare(records, tokenizer, f"evaluation data {name}".rstrip())
+            for name, records in sets.items()
+        }
+
+    def _eval_datasets(self) -> TokenizedDataset | dict[str, TokenizedDataset] | None:
+        """Return the held-out records as Trainer has them."""
+        datasets = {name: prepared.dataset for name, prepared in self.held_out.items()}
+        return datasets.get(UNNAMED, datasets or None)
 
     def _bind(
         self,
@@ -210,8 +226,8 @@ class JepaTrainer(CheckpointingTrainer):
         self.guard = NonfiniteGuard(self)
         self.add_callback(self.guard)
 
-    def _prepare(self, data: Data | Prepared | None, tokenizer: PreTrainedTokenizerBase, what: str) -> Prepared | None:
-        if data is None or isinstance(data, Prepared):
+    def _prepare(self, data: Data | Prepared, tokenizer: PreTrainedTokenizerBase, what: str) -> Prepared:
+        if isinstance(data, Prepared):
             return data
         return prepare(data, tokenizer, self.jepa, what=what, views=self._views, cache_dir=False)
 
@@ -385,7 +401,7 @@ class JepaTrainer(CheckpointingTrainer):
 
     def evaluate(
         self,
-        eval_dataset: Data | Prepared | None = None,
+        eval_dataset: EvalData | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
@@ -394,7 +410,7 @@ class JepaTrainer(CheckpointingTrainer):
         Args:
             eval_dataset: other records than those of the constructor, without scores of answers and retrieval.
             ignore_keys: not used; Trainer passes it.
-            metric_key_prefix: put in front of the names of metrics.
+            metric_key_prefix: put in front of the names of metrics, and of the name of each of several sets.
 
         Returns:
             Metrics by name, which are also logged.
@@ -402,23 +418,24 @@ class JepaTrainer(CheckpointingTrainer):
         Raises:
             ValueError: there are no records.
         """
-        chosen = self.prepared_eval
-        if eval_dataset is not None and eval_dataset is not self.eval_dataset:
-            chosen = self._prepare(eval_dataset, self.processing_class, "evaluation data")
-        if chosen is None:
+        is_own = eval_dataset is None or eval_dataset is self.eval_dataset
+        sets = self.held_out if is_own else self._prepare_held_out(eval_dataset, self.processing_class)
+        if not sets:
             raise ValueError("evaluate: expected an eval_dataset, got none; pass one here or to JepaTrainer")
-        start = time.time()
-        metrics, records = measure(self, chosen)
-        if chosen is self.prepared_eval:
-            metrics |= score_answers(self) | score_retrieval(self)
-        self.meter.pause(time.time() - start)
-        prefixed = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        prefixed.update(speed_metrics(metric_key_prefix, start, num_samples=records))
-        self.log(prefixed)
-        if chosen is self.prepared_eval and metric_key_prefix == "eval":
-            self.evaluated[self.state.global_step] = prefixed
-        self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, prefixed)
-        return prefixed
+        of_all: dict[str, float] = {}
+        for number, (name, prepared) in enumerate(sets.items()):
+            start = time.time()
+            metrics = evaluate_set(self, name, prepared, metric_key_prefix, with_scores=is_own and number == 0)
+            self.meter.pause(time.time() - start)
+            self.log(metrics)
+            self.control: TrainerControl = self.callback_handler.on_evaluate(
+                self.args, self.state, self.control, metrics
+            )
+            # Now, since callbacks may add metrics.
+            of_all |= metrics
+        if is_own and metric_key_prefix == "eval":
+            self.evaluated[self.state.global_step] = of_all
+        return of_all
 
     def predict(self, *args: object, **kwargs: object) -> NoReturn:
         """Raise a ``ValueError``: Trainer would return logits of packed rows, not of records."""
