@@ -17,7 +17,7 @@ from stepjepa.base.files import write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.collate import Collator
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.architecture import base_model, find_decoder
+from stepjepa.models.architecture import find_decoder, number_of_layers
 from stepjepa.objectives.embedding import Embedder
 from stepjepa.objectives.inputs import Text
 from stepjepa.store.environment import versions
@@ -111,7 +111,7 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str) -> Non
         UserError: its embeddings can't be read by sentence-transformers, the training had several system prompts, or
             the chat template can't be rewritten so that it gives the tokens of training; the message says which.
     """
-    path, layers = Path(folder), int(base_model(jepa.model).config.get_text_config().num_hidden_layers)
+    path, layers = Path(folder), number_of_layers(jepa.model)
     check_readout(jepa.config, layers)
     embedders = {task: jepa.embedder(side) for task, side in _TASKS.items()}
     written = {task: _written(embedder) for task, embedder in embedders.items()}

@@ -75,6 +75,11 @@ def hidden_size(model: nn.Module) -> int:
     return int(base_model(model).config.get_text_config().hidden_size)
 
 
+def number_of_layers(model: nn.Module) -> int:
+    """Return the number of layers of a causal language model, under any wrapper."""
+    return int(base_model(model).config.get_text_config().num_hidden_layers)
+
+
 def has_experts(model: nn.Module) -> bool:
     """Return whether a model has mixture-of-experts layers, so that a step may leave some weights unused."""
     return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())

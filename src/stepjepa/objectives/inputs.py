@@ -12,7 +12,7 @@ from stepjepa.base.terminal import note
 from stepjepa.chat.marks import Message
 from stepjepa.chat.unused import Reads, parts_without_use
 from stepjepa.data.columns import ASSISTANT, CHATS, USER
-from stepjepa.data.messages import from_json, is_absent, read_message, source_role
+from stepjepa.data.messages import SYSTEM_ROLES, from_json, is_absent, read_message, source_role
 from stepjepa.data.records import Record, as_records, tell_unused
 
 PLACEHOLDER = "."
@@ -89,6 +89,12 @@ class Question(NamedTuple):
     messages: Sequence[Message]
     tools: list[JsonObject] | None = None
     chat_template_kwargs: JsonObject | None = None
+
+    def behind(self, system_prompt: str | None) -> Question:
+        """Return the question behind a system prompt, unless there is none or the chat has one of its own."""
+        if not system_prompt or self.messages[0]["role"] in SYSTEM_ROLES:
+            return self
+        return self._replace(messages=[{"role": "system", "content": system_prompt}, *self.messages])
 
 
 def as_questions(chats: Iterable[Chat]) -> list[Question]:

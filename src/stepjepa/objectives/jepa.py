@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.batch.collate import Collator
@@ -23,16 +22,16 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.batch_sizes import ANSWERED, EMBEDDED
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.messages import SYSTEM_ROLES
 from stepjepa.data.records import Record, as_records
-from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads
+from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads, number_of_layers
 from stepjepa.models.encode import check_layer
 from stepjepa.models.generation import Generator
 from stepjepa.models.loading import load_for_inference
 from stepjepa.models.sampling import Sampling
+from stepjepa.objectives.asking import answer_all
 from stepjepa.objectives.embedding import Embedder, ViewTokenizer
 from stepjepa.objectives.index import TextIndex
-from stepjepa.objectives.inputs import Chat, EmbedOptions, Inputs, Question, as_questions, note_without_use
+from stepjepa.objectives.inputs import Chat, EmbedOptions, Inputs, as_questions
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
 from stepjepa.objectives.provenance import Provenance, save_with_record, trained_config
@@ -323,7 +322,7 @@ class Jepa:
         config = replace(config, pairs="all", over_length="error")
         if (max_length := options.get("max_length")) is not None:
             config = replace(config, max_length=max_length)
-        check_layer(int(base_model(self.model).config.get_text_config().num_hidden_layers), config.jepa_layer, "layer")
+        check_layer(number_of_layers(self.model), config.jepa_layer, "layer")
         tokenizer = ViewTokenizer(self.tokenizer, config, side)
         if tokenizer.behind_prompt:
             tokenizer.system = self._provenance.system_message(self.system_prompt)
@@ -405,24 +404,9 @@ class Jepa:
             UserError: see :meth:`answer`.
         """
         generator = Generator(self.model, self.tokenizer, Sampling(max_new_tokens), plain=self.config.plain)
-        asked = [self._with_system_prompt(question) for question in as_questions(questions)]
-        note_without_use(generator.template, asked)
-        prompts = [generator.prompt_ids(*question) for question in asked]
-        longest = max(map(len, prompts), default=0) + max_new_tokens
-        if generator.positions is not None and longest > generator.positions:
-            message = f"prompt and answer have up to {longest} tokens, the model {generator.positions} positions"
-            raise UserError(f"{message}; lower max_new_tokens or shorten the question")
-        texts: list[str] = []
-        with evaluating(self.model), naming_batch_size(batch_size):
-            for start in range(0, len(prompts), batch_size):
-                answers = generator.answer(prompts[start : start + batch_size])
-                texts += [samples[0].text for samples in answers]
-        return texts
-
-    def _with_system_prompt(self, question: Question) -> Question:
-        if not self.system_prompt or self.config.plain or question.messages[0]["role"] in SYSTEM_ROLES:
-            return question
-        return question._replace(messages=[{"role": "system", "content": self.system_prompt}, *question.messages])
+        prompt = None if self.config.plain else self.system_prompt
+        with evaluating(self.model):
+            return answer_all(generator, [question.behind(prompt) for question in as_questions(questions)], batch_size)
 
     # -- saving --------------------------------------------------------------------------------------------------------
 

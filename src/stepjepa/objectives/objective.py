@@ -136,11 +136,15 @@ class Objective:
 
 
 class Losses(NamedTuple):
-    """The result of :func:`jepa_loss`."""
+    """The result of :func:`jepa_loss`.
+
+    ``parts`` and ``sums`` have gradients, so that terms can be weighed outside of an ``Objective``. A part that is kept
+    keeps the activations of its pass: detach it, or take its ``item()``, as ``repr`` and the trainer do.
+    """
 
     loss: Tensor  # the weighted sum of the terms' means, a scalar to call ``backward()`` on
-    parts: dict[str, Tensor]  # term -> its mean
-    sums: dict[str, Tensor]  # term -> its sum over the micro-batch
+    parts: dict[str, Tensor]  # term -> its mean, a scalar
+    sums: dict[str, Tensor]  # term -> its sum over the micro-batch, a scalar
     source: Tensor  # [P, D] source embeddings, without gradient
     target: Tensor  # [P, D] target embeddings, without gradient
 

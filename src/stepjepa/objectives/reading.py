@@ -19,7 +19,7 @@ from stepjepa.batch.collate import Collator, Encoding, Packing
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.models.architecture import base_model, evaluating
+from stepjepa.models.architecture import evaluating, hidden_size
 from stepjepa.models.encode import encode
 from stepjepa.models.encoded import Encoded, pool_readouts
 from stepjepa.views.layouts import changes_text
@@ -240,8 +240,7 @@ class ViewReader:
         def views(encoded: Encoded) -> dict[str, Tensor]:
             return {"views": pool_readouts(encoded.states[encoded.layer], encoded.batch, "source")}
 
-        width = base_model(self.model).config.get_text_config().hidden_size
-        vectors = np.empty((len(collator.laid_out), width), np.float32)
+        vectors = np.empty((len(collator.laid_out), hidden_size(self.model)), np.float32)
         record = TokenizedRecord(np.empty(0, np.int32), np.empty(0, np.int32))
         trees = collator
         # Plain rows of similar lengths in one pass: short sequences gain more by it than by a shared beginning.

@@ -8,7 +8,7 @@ from stepjepa.batch.collate import Encoding
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.architecture import base_model
+from stepjepa.models.architecture import base_model, number_of_layers
 from stepjepa.models.attention import enable_trees, uses_flex
 from stepjepa.models.encode import check_layer
 from stepjepa.models.generation import serve_as_trained
@@ -82,5 +82,5 @@ def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> tuple[Encodi
     # Plain rows are faster under sdpa than under FlexAttention; ``tree_flex`` runs them under sdpa.
     if encoding == "tree" or uses_flex(base):
         enable_trees(base, segments=encoding == "tree" and probe(base).segments)
-    check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)
+    check_layer(number_of_layers(model), config.jepa_layer)
     return encoding, reason
