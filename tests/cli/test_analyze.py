@@ -1,6 +1,8 @@
 """``stepjepa analyze`` from the command line, on tiny trained models."""
 
+import errno
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +55,11 @@ def runs(tmp_path_factory: Any, trained_tokenizer: Any, data: Path) -> dict[str,
 @pytest.fixture
 def blank_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is looked at is not the picture, whose drawing takes most of an analysis."""
-    monkeypatch.setattr(analysis, "save_figure", lambda _, file: Path(file).write_bytes(b"blank"))
+    monkeypatch.setattr(analysis, "write_figure", lambda _, stream, form: stream.write(b"blank"))
+
+
+def fill_the_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def analyze(*flags: object) -> int:
@@ -133,7 +139,9 @@ def test_the_system_prompt_is_that_of_training(runs: dict[str, Path], data: Path
 
 
 @pytest.mark.usefixtures("blank_picture")
-def test_an_earlier_analysis_is_kept(runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any) -> None:
+def test_an_earlier_analysis_is_kept(
+    runs: dict[str, Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     flags = ["--model_path", runs["llm"], "--test_file", data, "--output_dir", tmp_path]
     assert analyze(*flags) == 0
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
@@ -142,6 +150,11 @@ def test_an_earlier_analysis_is_kept(runs: dict[str, Path], data: Path, tmp_path
     assert "is there already; name another --output_dir or pass --overwrite" in capsys.readouterr().err
     # An analysis that fails leaves everything as it was.
     assert analyze(*flags, "--layer", 9, "--overwrite") == 2
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+    with monkeypatch.context() as context:
+        context.setattr(analysis, "write_figure", fill_the_disk)
+        assert analyze(*flags, "--layer", 1, "--overwrite") == 2
+    assert f"{tmp_path}/projection.png: No space left on device; free some space or" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert analyze(*flags, "--layer", 1, "--overwrite") == 0
     assert (tmp_path / "embeddings.npz").read_bytes() != before[tmp_path / "embeddings.npz"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import tiny
 from fake_hub import FakeHub
-from stepjepa.base.files import write_jsonl
+from stepjepa.base.files import locked, write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.models import generation
 from stepjepa.models.presets import CHAT_TEMPLATE
@@ -69,6 +70,15 @@ def test_a_plain_folder(name: str, material: Path, tmp_path: Path, capsys: pytes
     assert len(tokenizer) == len(first) + 2
     assert tokenizer("3+4=7.\n\nSo it is").input_ids == first("3+4=7.\n\nSo it is").input_ids
     assert "predictor_1" in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_second_export_into_a_folder_waits_for_the_first(
+    material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked(tmp_path / "plain"):
+        assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain") == 2
+    assert re.search(r"plain: is in use by process \d+ on .*; wait for it or stop it", capsys.readouterr().err)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_named_chat_templates_leave_with_the_model(material: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import yaml
 
 import tiny
 from in_process import InProcess
-from stepjepa.base.files import write_jsonl
+from stepjepa.base.files import write_json, write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.study import local
 
@@ -176,6 +176,13 @@ def test_a_whole_sweep_of_real_trainings(
         summary = json.loads(file.read_text())
         assert (run["headline"], run["gold_loss"]) == (summary["scores"]["exact"]["mean"], summary["gold_loss"])
         assert run["steps"] == 2
+    # Under another version the next trials are, and it is said.
+    run = folder / names[0] / "run.json"
+    recorded = run.read_text()
+    write_json(run, {**runs[0], "versions": {**runs[0]["versions"], "torch": "2.3"}})
+    assert main([*command, "--seeds", "82", "23", "37", "--dry_run"]) == 0
+    assert "note: trials were begun with torch 2.3 (now " in capsys.readouterr().err
+    run.write_text(recorded)
     # Once more there is nothing to do; another grid under the same names is refused.
     assert main(command) == 0
     again = capsys.readouterr().out

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_json
+from stepjepa.store.record import versions
 from stepjepa.study.grid import Grid, Trial, expand
 from stepjepa.study.local import Local, visible_gpus
 from stepjepa.study.run_report import report, report_text
@@ -174,6 +176,27 @@ def test_the_same_error_in_every_combination_ends_a_sweep_early(tmp_path: Path) 
     assert sweep(folder_of(tmp_path, corrected), corrected).finished == corrected
     with pytest.raises(UserError, match="was begun with other flags"):
         folder_of(tmp_path, trials).states(trials)
+
+
+def test_a_full_disk_ends_a_sweep_at_once(tmp_path: Path) -> None:
+    trials = [refused(trial, "runs/a: No space left on device; checkpoint-2 is complete") for trial in trials_of()]
+    outcome = sweep(folder_of(tmp_path, trials), trials)
+    assert list(outcome.failed) == ["regular/seed1"]
+    assert outcome.describe(len(trials))[-1] == (
+        "5 other trials were not run, since they would meet it, too: free some space or name a place on another disk, "
+        "then run it again"
+    )
+
+
+def test_versions_that_have_changed_since_trials_were_begun(tmp_path: Path) -> None:
+    trials = trials_of()
+    folder = folder_of(tmp_path, trials)
+    sweep(folder, trials[:1])
+    run = folder.run_folder(trials[0]) / "run.json"
+    now = {**versions(), "platform": "another"}
+    for recorded, others in ((now, []), ({**now, "torch": "2.3"}, [f"torch 2.3 (now {now['torch']})"]), ([], [])):
+        write_json(run, {**json.loads(run.read_text()), "versions": recorded})
+        assert folder.other_versions(trials) == others
 
 
 @pytest.mark.parametrize("other", ["another reason", None])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,22 @@ def test_after_some_steps_the_record_says_so(
     monkeypatch.undo()
     assert train(made, folder, "--max_steps", "4", "--resume_from_checkpoint", "last") == 0
     assert read_run(folder)["results"]["steps"] == 4
+
+
+def test_a_full_disk_before_the_first_checkpoint_lets_the_same_command_begin_again(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_in_pass(monkeypatch, 2, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoint-2"))
+    folder = tmp_path / "new"
+    capsys.readouterr()
+    assert train(made, folder) == 2
+    assert capsys.readouterr().err == (
+        "stepjepa train: error: checkpoint-2: No space left on device; no checkpoint was saved before; once it can be "
+        "written to, begin again with --resume_from_checkpoint auto\n"
+    )
+    monkeypatch.undo()
+    assert train(made, folder, "--resume_from_checkpoint", "auto") == 0
+    assert read_run(folder)["status"] == "finished"
 
 
 @pytest.mark.parametrize("error", [None, OSError(5, "Input/output error")], ids=repr)

@@ -248,7 +248,12 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
 def write_json(path: str | os.PathLike[str], value: object) -> None:
     """Write one JSON document atomically."""
     with atomic_write(path) as stream:
-        stream.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        stream.write(json_text(value))
+
+
+def json_text(value: object) -> str:
+    """Return a JSON document as files have it."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_jsonl(path: str | os.PathLike[str], values: Iterable[JsonObject]) -> None:

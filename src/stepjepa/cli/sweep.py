@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import note
 from stepjepa.cli.commands import Command, parse
 from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.parser import as_arguments
@@ -131,6 +132,9 @@ def _announce(folder: SweepFolder, grid: Grid, chosen: Sequence[Trial], states: 
     labels = len({trial.label for trial in trials})
     print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {counts}")
     print(f"baseline: {grid.baseline}\nlogs: {folder.path}/ARM/seedN.log", flush=True)
+    left = any(state != FINISHED for state in states.values())
+    if left and (others := folder.other_versions(folder.trials)):
+        note(f"trials were begun with {', '.join(others)}; 'stepjepa compare' will say so of the runs that differ")
     if first := next((trial for trial in chosen if states[trial.name] != FINISHED), None):
         log = shlex.quote(str(folder.log_file(first)))
         print(f"a line appears when a trial ends; meanwhile: tail -F {log}", flush=True)

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError, raising_user_errors
-from stepjepa.base.files import atomic_write, fingerprint, write_json
+from stepjepa.base.files import atomic_write, fingerprint, json_text, locked
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import Dtype, JepaConfig
 from stepjepa.config.option import FROM_ONE, FROM_ZERO, check_values, option
 from stepjepa.data.records import BadRecords, Record, tell_unused
 from stepjepa.data.sources import read_records
-from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, Points, draw_projection, save_figure
+from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, Points, draw_projection, write_figure
 from stepjepa.models.names import check_trained
 from stepjepa.store.prompts import training_system_prompt, with_system_prompt
 
@@ -111,16 +111,15 @@ def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
         for model in models
     }
     figure = draw_projection(points, settings.t_sne_type, Path(settings.test_file).name, settings.seed)
-    for file in existing:
-        file.unlink()
-    _write(files, models, figure, settings, digest)
+    with locked(Path(settings.output_dir)):
+        _write(files, models, figure, settings, digest)
     return models
 
 
 def _write(
     files: Sequence[Path], models: Sequence[ModelViews], figure: Figure, settings: AnalysisSettings, digest: str
 ) -> None:
-    """Write the numbers, the data and the picture of an analysis.
+    """Write the numbers, the data and the picture of an analysis; an earlier one stays until all are written.
 
     Args:
         files: from :func:`output_files`.
@@ -135,17 +134,20 @@ def _write(
         for name, array in vars(model.embeddings).items()
         if isinstance(array, np.ndarray)
     }
-    with atomic_write(files[1], "wb") as stream:
-        np.savez_compressed(stream, **arrays)
-    save_figure(figure, files[2])
-    # Written last: if it exists, all other files are complete.
     parts = ("model_path", "views", "numbers")
     described_models = [
         {**{name: getattr(model, name) for name in parts}, "config": model.config.to_dict()} for model in models
     ]
     recorded = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
     source = {"test_file": settings.test_file, "test_fingerprint": digest, "settings": recorded}
-    write_json(files[0], {**source, "models": described_models})
+    with atomic_write(files[0]) as numbers, atomic_write(files[1], "wb") as data, atomic_write(files[2], "wb") as drawn:
+        numbers.write(json_text({**source, "models": described_models}))
+        np.savez_compressed(data, **arrays)
+        write_figure(figure, drawn, "png")
+        for stream in (numbers, data, drawn):
+            stream.flush()
+        # It gets its name last: if it is there, the other files are those of the same analysis.
+        files[0].unlink(missing_ok=True)
 
 
 def _embed_model(

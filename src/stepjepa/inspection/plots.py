@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +89,12 @@ def escaped(text: str) -> str:
 def save_figure(figure: Figure, file: str | os.PathLike[str]) -> None:
     """Write a figure in the format that the file's name ends in."""
     with atomic_write(file, "wb") as stream:
-        figure.savefig(stream, format=Path(file).suffix.removeprefix("."), dpi=150, bbox_inches="tight")
+        write_figure(figure, stream, Path(file).suffix.removeprefix("."))
+
+
+def write_figure(figure: Figure, stream: IO[bytes], form: str) -> None:
+    """Write a figure in a format such as ``png``."""
+    figure.savefig(stream, format=form, dpi=150, bbox_inches="tight")
 
 
 def draw_projection(points: Mapping[str, Points], colouring: str, about: str, seed: int) -> Figure:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepjepa.base.errors import UserError, visible
-from stepjepa.base.files import apply_umask, naming_disk_errors
+from stepjepa.base.files import apply_umask, locked, naming_disk_errors
 from stepjepa.base.terminal import note
 from stepjepa.config.jepa import Dtype
 from stepjepa.config.option import check_effects, option
@@ -108,17 +108,18 @@ def _new_folder(settings: ExportSettings) -> Iterator[tuple[Path, Path]]:
     folder, _ = open_run_folder(str(settings.output_dir), None, resumable=False)
     target = folder.resolve()
     part = target.with_name(f".{target.name}{PART}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
-        with naming_disk_errors(folder):
-            yield folder, part
-        apply_umask(part)
-        # All files appear at once.
-        part.replace(target)
-    except BaseException:
+    with locked(target):
         shutil.rmtree(part, ignore_errors=True)
-        raise
+        try:
+            part.mkdir(parents=True)
+            with naming_disk_errors(folder):
+                yield folder, part
+            apply_umask(part)
+            # All files appear at once.
+            part.replace(target)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
 
 
 def _export_embeddings(settings: ExportSettings, name: str | None) -> None:

@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from stepjepa.objectives.jepa import Jepa
     from stepjepa.objectives.objective import Objective
 
+# A run without a checkpoint begins again in its folder, if its settings are those of before.
+_SAME_SETTINGS = "with `resume_from_checkpoint auto`"
+
 
 class Run:
     """A training run by its folder; :func:`stepjepa.run` returns one.
@@ -353,10 +356,11 @@ def _explaining_failures(trainer: JepaTrainer, folder: Path, checkpoint: str | N
     except (UserError, OSError) as error:
         if not (isinstance(error, OSError) and error.errno in DISK_REMEDIES):
             raise
-        hint = resume_hint(folder, "once it can be written to, ")
+        hint = resume_hint(folder, "once it can be written to, ", again=_SAME_SETTINGS)
         raise UserError(f"{error.strerror}; {hint}", path=error.filename or folder) from None
     except Exception as error:  # any error becomes one line
         message, trained = unexpected(error), trainer.recorder.trained
         if trained:
-            message = f"the run failed after step {trainer.state.global_step} ({message}); {resume_hint(folder)}"
+            hint = resume_hint(folder, again=_SAME_SETTINGS)
+            message = f"the run failed after step {trainer.state.global_step} ({message}); {hint}"
         raise UserError(f"{message}; `debug 2` shows where it was", path=None if trained else checkpoint) from None

@@ -1,11 +1,12 @@
 """Train and evaluate the trials of a grid, on this machine or a cluster; a stopped sweep can be started again."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from stepjepa.base.files import locked, write_json
+from stepjepa.base.files import DISK_REMEDIES, locked, write_json
 from stepjepa.base.signals import Interruptions
 from stepjepa.base.terminal import duration
 from stepjepa.store.environment import versions
@@ -13,6 +14,9 @@ from stepjepa.study.grid import Trial
 from stepjepa.study.local import Local
 from stepjepa.study.run_folders import SWEEP_FILE
 from stepjepa.study.sweep_folder import FINISHED, SweepFolder
+
+# What systems call a disk that no trial can write to.
+_DISK_ERRORS = {os.strerror(number): remedy for number, remedy in DISK_REMEDIES.items()}
 
 # Beginning of the reason of a trial whose settings or data were refused before the first step.
 _REFUSED = "train failed with exit code 2: "
@@ -40,6 +44,7 @@ class Outcome:
     finished: list[Trial]
     failed: dict[str, str]
     stopped: int = 0  # number of the signal; 0 if none ended the sweep
+    not_run: str = ""  # why the other trials were not run
 
     def describe(self, count: int) -> list[str]:
         """Return lines on the trials, of ``count`` in all, that failed or did not run; equal failures share one."""
@@ -53,7 +58,7 @@ class Outcome:
             lines.append(f"{len(self.failed)} of {count} trials failed; {remedy}")
             if unfinished and not self.stopped:
                 others = f"{unfinished} other {'trial was' if unfinished == 1 else 'trials were'} not run"
-                lines.append(f"{others}, since every arm failed with this error: correct the grid or the data first")
+                lines.append(f"{others}, since {self.not_run}")
         if self.stopped:
             lines.append(f"stopped with {unfinished} of {count} trials left; the same command continues it")
         return lines
@@ -62,7 +67,7 @@ class Outcome:
 def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = None) -> Outcome:
     """Run the unfinished trials among ``trials``.
 
-    The others are not begun once a trial of every combination was refused with the same error.
+    The others are not begun once a disk is full, or a trial of every combination was refused with the same error.
 
     Args:
         folder: of the sweep, with all its trials.
@@ -99,18 +104,26 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
 
         try:
             engine.begin(folder, waiting)
-            while waiting and not interruptions.count and not _is_refused_everywhere(trials, failed):
+            while waiting and not interruptions.count and not _common_cause(trials, failed):
                 for trial in engine.ended():
                     end(trial)
                 time.sleep(engine.pause)
         finally:
             engine.end(interruptions)
     finished = [trial for trial in trials if trial not in waiting and trial.name not in failed]
-    return Outcome(finished, failed, interruptions.first)
+    return Outcome(finished, failed, interruptions.first, _common_cause(trials, failed))
 
 
-def _is_refused_everywhere(trials: Sequence[Trial], failed: Mapping[str, str]) -> bool:
-    """Return whether a trial of each combination was refused, all for one reason, which its seed does not change."""
+def _common_cause(trials: Sequence[Trial], failed: Mapping[str, str]) -> str:
+    """Return why all other trials would fail, too, and what to do about it; an empty text if they may not.
+
+    A disk is full, or a trial of each combination was refused, all for one reason, which its seed does not change.
+    """
     reasons = set(failed.values())
+    for words, remedy in _DISK_ERRORS.items():
+        if any(f": {words};" in reason for reason in reasons):
+            return f"they would meet it, too: {remedy}"
     labels = {trial.label for trial in trials if trial.name in failed}
-    return len(reasons) == 1 and reasons.pop().startswith(_REFUSED) and labels == {trial.label for trial in trials}
+    if len(reasons) == 1 and reasons.pop().startswith(_REFUSED) and labels == {trial.label for trial in trials}:
+        return "every arm failed with this error: correct the grid or the data first"
+    return ""

@@ -17,6 +17,7 @@ from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import atomic_write, json_at, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.store.folder import RUN_FILE
+from stepjepa.store.record import versions
 from stepjepa.study.evaluated_run import SUMMARY
 from stepjepa.study.grid import Trial
 
@@ -125,6 +126,16 @@ class SweepFolder:
     def is_evaluated(self, trial: Trial) -> bool:
         """Return whether a trial is trained and evaluated."""
         return self.is_trained(trial) and bool(json_at(self.run_folder(trial) / f"{EVALUATION}{SUMMARY}"))
+
+    def other_versions(self, trials: Sequence[Trial]) -> list[str]:
+        """Return the versions with which trials were begun, where those installed are others."""
+        now, found = versions(), dict[str, None]()
+        for trial in trials:
+            begun = json_at(self.run_folder(trial) / RUN_FILE).get("versions")
+            for name, version in begun.items() if isinstance(begun, dict) else ():
+                if name != "platform" and version != now.get(name):
+                    found[visible(f"{name} {version} (now {now.get(name, 'not there')})")] = None
+        return list(found)
 
     def has_answers(self, trial: Trial) -> bool:
         """Return whether the evaluation of a trial has written a line."""

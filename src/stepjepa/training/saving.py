@@ -26,16 +26,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def resume_hint(folder: str | Path | None, condition: str = "") -> str:
+def resume_hint(folder: str | Path | None, condition: str = "", *, again: str = "in another `output_dir`") -> str:
     """Return a hint for error messages: how a failed run is resumed.
 
     Args:
         folder: the run folder.
         condition: put in front of what to do, such as ``once it can be written to,`` and a blank.
+        again: how a run without a checkpoint is begun again.
     """
     last = last_checkpoint(Path(folder or "."))
     if last is None:
-        return f"no checkpoint was saved before; {condition}begin again in another `output_dir`"
+        return f"no checkpoint was saved before; {condition}begin again {again}"
     return f"{last.name} is complete: {condition}resume with `resume_from_checkpoint last`"
 
 
