@@ -72,7 +72,7 @@ def test_a_plain_folder(name: str, material: Path, tmp_path: Path, capsys: pytes
     assert "predictor_1" in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
 
 
-def test_a_second_export_into_a_folder_waits_for_the_first(
+def test_a_second_export_into_a_folder_is_refused_while_the_first_runs(
     material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with locked(tmp_path / "plain"):
