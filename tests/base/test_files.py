@@ -189,6 +189,16 @@ def test_a_second_process_is_told_who_holds_the_lock_and_a_kill_frees_it(tmp_pat
     assert not list(tmp_path.rglob(".*"))
 
 
+def test_a_signal_while_a_folder_is_locked_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", stop)
+    with pytest.raises(KeyboardInterrupt), locked(tmp_path / "run"):
+        pass
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_missing_file_is_answered_by_the_one_that_is_spelled_like_it(tmp_path: Path) -> None:
     (tmp_path / "train.csv").touch()
     with pytest.raises(UserError, match=rf"trian.csv: no such data file; did you mean {tmp_path}/train.csv\?$"):

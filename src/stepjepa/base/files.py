@@ -317,6 +317,17 @@ def locked(folder: Path, patience: float = 0.5) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
+        _acquire(lock, path, folder, patience)
+        yield
+    finally:
+        if lock.is_locked:
+            path.unlink(missing_ok=True)
+            lock.release()
+
+
+def _acquire(lock: FileLock, path: Path, folder: Path, patience: float) -> None:
+    """Acquire the lock of a folder, and write its holder into its file, if the file system lets it."""
+    try:
         lock.acquire(timeout=patience)
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     except Timeout:
@@ -325,9 +336,3 @@ def locked(folder: Path, patience: float = 0.5) -> Iterator[None]:
             raise UserError(f"is in use by {visible(path.read_text())}; wait for it or stop it", path=folder) from None
     except OSError:  # a file system without locks, or a parent folder that is read-only
         pass
-    try:
-        yield
-    finally:
-        if lock.is_locked:
-            path.unlink(missing_ok=True)
-            lock.release()
