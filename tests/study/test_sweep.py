@@ -17,7 +17,7 @@ import pytest
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
-from stepjepa.store.record import versions
+from stepjepa.store.environment import versions
 from stepjepa.study.grid import Grid, Trial, expand
 from stepjepa.study.local import Local, visible_gpus
 from stepjepa.study.run_report import report, report_text

@@ -16,8 +16,8 @@ from pathlib import Path
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import atomic_write, json_at, write_json
 from stepjepa.base.json_object import JsonObject
+from stepjepa.store.environment import versions
 from stepjepa.store.folder import RUN_FILE
-from stepjepa.store.record import versions
 from stepjepa.study.evaluated_run import SUMMARY
 from stepjepa.study.grid import Trial
 
