@@ -8,9 +8,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional as F
+from transformers import GenerationConfig
 
 import served_forms
 from questions import NEW, push, question_records
+from stepjepa.base.errors import UserError
 from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
@@ -116,6 +118,28 @@ def test_a_saved_model_stops_where_its_evaluation_does(configured, form, tokeniz
     ends = {served.eos_token_id, *ChatTemplate(served).stop_ids, *([] if configured is None else [configured])}
     assert len(ends) > 1
     assert {*model.generation_config.eos_token_id} == ends == {*make_generator(model, served).stop_ids}
+
+
+def test_settings_that_transformers_loads_and_does_not_save_are_left_out(tmp_path, tokenizer, capsys):
+    """As in Llama-2's folder: once a stop token is added transformers refuses them, at the end of training."""
+    model = make_model("llama", vocab_size=len(tokenizer) + 3)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9, "length_penalty": 2.0}')
+    model.generation_config = GenerationConfig.from_pretrained(tmp_path)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    with pytest.raises(ValueError, match="GenerationConfig is invalid"):
+        model.save_pretrained(tmp_path / "before")
+    serve_as_trained(model, copy.deepcopy(tokenizer), plain=False)
+    said = "temperature 0.6, top_p 0.9, length_penalty 2.0 left out, which do nothing without do_sample and num_beams"
+    assert capsys.readouterr().err == f"note: generation_config.json: {said}\n"
+    model.save_pretrained(tmp_path / "after")
+    assert GenerationConfig.from_pretrained(tmp_path / "after").temperature is None
+    # With sampling they stay, and nothing is said.
+    model.generation_config.update(do_sample=True, temperature=0.6)
+    serve_as_trained(model, copy.deepcopy(tokenizer), plain=False)
+    assert (model.generation_config.temperature, capsys.readouterr().err) == (0.6, "")
+    model.generation_config.output_scores = True
+    with pytest.raises(UserError, match=r"generation_config.json of the model can't be saved again .*output_scores"):
+        serve_as_trained(model, copy.deepcopy(tokenizer), plain=False)
 
 
 def test_in_one_batch_some_stop_and_some_run_on(model, tokenizer):

@@ -16,7 +16,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from stepjepa.base.errors import UserError, one_line
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.processes import is_main_process
+from stepjepa.base.terminal import note
 from stepjepa.chat.content import MARKS
 from stepjepa.chat.marks import Message
 from stepjepa.chat.plain_template import PlainTemplate
@@ -158,6 +161,38 @@ def set_generation_defaults(model: PreTrainedModel, tokenizer: PreTrainedTokeniz
         suppressed.remove(last)
         last -= 1
     settings.suppress_tokens = sorted(suppressed.union(never_generated(model, tokenizer)).difference(ends)) or None
+    _make_savable(settings)
+
+
+# Settings of ``generate`` that it uses only where it samples, or only where it searches with beams.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_BEAMS = ("early_stopping", "length_penalty")
+
+
+def _make_savable(settings: GenerationConfig) -> None:
+    """Leave out generation settings without effect, in place: transformers loads them, and refuses to save them changed.
+
+    Raises:
+        UserError: transformers would refuse to save the settings for another reason, at the end of training.
+    """
+    try:
+        settings.validate(strict=True)
+        return
+    except ValueError:
+        before = settings.to_diff_dict()
+    unused = {name: "do_sample" for name in _SAMPLING if not settings.do_sample}
+    unused |= {name: "num_beams" for name in _BEAMS if settings.num_beams in (None, 1)}
+    for name in unused:
+        setattr(settings, name, None)
+    try:
+        settings.validate(strict=True)
+    except ValueError as error:
+        fault = f"{GENERATION_CONFIG_NAME} of the model can't be saved again ({one_line(error)})"
+        raise UserError(f"{fault}; correct it in the model's folder") from None
+    dropped = [f"{name} {before[name]}" for name in unused if before.get(name) is not None]
+    switches = " and ".join(dict.fromkeys(unused[name] for name in unused if before.get(name) is not None))
+    if is_main_process():
+        note(f"{GENERATION_CONFIG_NAME}: {', '.join(dropped)} left out, which do nothing without {switches}")
 
 
 def serve_as_trained(
