@@ -130,13 +130,14 @@ def test_settings_that_transformers_loads_and_does_not_save_are_left_out(tmp_pat
         model.save_pretrained(tmp_path / "before")
     serve_as_trained(model, copy.deepcopy(tokenizer), plain=False)
     said = "temperature 0.6, top_p 0.9, length_penalty 2.0 left out, which do nothing without do_sample and num_beams"
-    assert capsys.readouterr().err == f"note: generation_config.json: {said}\n"
+    assert f"note: generation_config.json: {said}\n" in capsys.readouterr().err
     model.save_pretrained(tmp_path / "after")
     assert GenerationConfig.from_pretrained(tmp_path / "after").temperature is None
     # With sampling they stay, and nothing is said.
     model.generation_config.update(do_sample=True, temperature=0.6)
     serve_as_trained(model, copy.deepcopy(tokenizer), plain=False)
-    assert (model.generation_config.temperature, capsys.readouterr().err) == (0.6, "")
+    assert model.generation_config.temperature == 0.6
+    assert "note: " not in capsys.readouterr().err
     model.generation_config.output_scores = True
     with pytest.raises(UserError, match=r"generation_config.json of the model can't be saved again .*output_scores"):
         serve_as_trained(model, copy.deepcopy(tokenizer), plain=False)

@@ -170,7 +170,7 @@ _BEAMS = ("early_stopping", "length_penalty")
 
 
 def _make_savable(settings: GenerationConfig) -> None:
-    """Leave out generation settings without effect, in place: transformers loads them, and refuses to save them changed.
+    """Leave out generation settings without effect, in place: since transformers refuses to save them once changed.
 
     Raises:
         UserError: transformers would refuse to save the settings for another reason, at the end of training.
