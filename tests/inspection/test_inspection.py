@@ -1,5 +1,6 @@
 """The description of records against their sequences, one by one; and what is said about files and records."""
 
+import copy
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import chat_templates
 import tiny
 from stepjepa.base.errors import UserError
+from stepjepa.batch.prepare import prepare
 from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
@@ -170,6 +173,13 @@ def test_what_training_would_refuse_is_said_as_it_would_say_it(records: list[Rec
     assert inspect_records(records, 0, tokenizer, replace(short, over_length="truncate")).refused is None
     refused = str(inspect_records(records, 0, tokenizer, replace(config, require_pairs=True)).refused)
     assert refused.startswith("sums.jsonl:4: the record has no usable pair of views")
+    unsplit = replace(config, step_separator="##")
+    refused = str(inspect_records(records, 0, tokenizer, unsplit).refused)
+    with pytest.raises(UserError) as training:
+        prepare(records, tokenizer, unsplit)
+    assert refused == str(training.value)
+    fault = "none of the 3 records has a pair (the last answer has too few steps); check `step_separator`"
+    assert refused.startswith(f"sums.jsonl: {fault}")
 
 
 @pytest.mark.parametrize("options", [{}, {"front_pred": True}, {"reverse_pred": True}], ids=str)
@@ -195,9 +205,19 @@ def test_answers_and_the_exchange_that_gives_the_views_are_shown(tokenizer: Any,
 
 
 def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list[Record], tokenizer: Any) -> None:
-    for options in ({"max_length": 11, "over_length": "skip"}, {"max_length": 5}):
-        with pytest.raises(UserError, match=r"sums.jsonl:1: .* max_length \d+ .* leaves it out; raise `max_length`"):
+    """Each remedy works: nothing is said of truncation where it leaves no answer, or is asked for already."""
+    (full,) = inspect_records(records, 0, tokenizer, _config("regular", "separate")).records
+    for options, does in (
+        ({"max_length": 5, "over_length": "skip"}, "and no answer in so many: training leaves it out"),
+        ({"max_length": 5, "over_length": "truncate"}, "and no answer in so many: training leaves it out"),
+        ({"max_length": 5}, "and no answer in so many: training refuses it"),
+    ):
+        with pytest.raises(UserError, match=rf"sums.jsonl:1: .* max_length 5 {does}; raise `max_length`$"):
             inspect_records(records, 0, tokenizer, _config("regular", "separate", **options))
+    config = _config("regular", "separate", max_length=full["main_tokens"] - 1, over_length="skip")
+    with pytest.raises(UserError, match="and training leaves it out; raise `max_length`, or pass `over_length trunc"):
+        inspect_records(records, 0, tokenizer, config)
+    assert inspect_records(records, 0, tokenizer, replace(config, over_length="truncate")).records[0]["line"] == 1
 
 
 def test_white_space_is_made_visible_and_control_characters_are_escaped() -> None:
@@ -207,10 +227,12 @@ def test_white_space_is_made_visible_and_control_characters_are_escaped() -> Non
 
 def test_token_text_keeps_the_blank_of_sentence_pieces() -> None:
     pieces = SimpleNamespace(
-        decode=lambda ids, **_: {0: "word", 1: ""}[ids[0]],
-        convert_ids_to_tokens=lambda index: {0: "\u2581word", 1: "<odd>"}[index],
+        decode=lambda ids, **_: {0: "word", 1: "", 2: " ", 3: "  kept"}[ids[0]],
+        convert_ids_to_tokens=lambda index: {0: "\u2581word", 1: "<odd>", 2: "\u2581\u2581", 3: "\u2581\u2581kept"}[
+            index
+        ],
     )
-    assert (token_text(pieces, 0), token_text(pieces, 1)) == (" word", "<odd>")
+    assert [token_text(pieces, index) for index in range(4)] == [" word", "<odd>", "  ", "  kept"]
 
 
 def test_the_tree_as_text(records: list[Record], tokenizer: Any) -> None:
@@ -227,6 +249,35 @@ def test_labels_of_several_records_at_one_position_are_counted(tokenizer: Any) -
     assert [branch.kind for branch in result.branches] == ["shared"]
     assert all(len(token.labels) in (0, 2) for token in result.tokens)
     assert "<|im_end|> ×2" in as_text(result)
+
+
+def test_tokens_whose_states_are_averaged_are_counted_in_the_text(records: list[Record], tokenizer: Any) -> None:
+    config = _config("llm-jepa", "separate", predictors=3, pooling="mean")
+    result = inspect_records(records, 1, tokenizer, config)
+    (target,) = (token for token in result.tokens if any(name.startswith("target") for name in token.readouts))
+    (pair,) = tiny.tokenized(tokenizer, config, records)[1].pairs
+    assert target.averaged == [len(pair.second.content)]
+    text = as_text(result)
+    assert f"<|predictor_3|>{READ}[mean of 3 tokens]" in text
+    assert f"{READ}[mean of {len(pair.second.content)} tokens]" in text
+    assert "mean of" not in as_text(inspect_records(records, 1, tokenizer, replace(config, pooling="last")))
+
+
+def test_several_texts_of_a_record_are_told_apart(tokenizer: Any) -> None:
+    """A template that rewrites earlier turns; the limit is one of each text, not of their sum."""
+    made = copy.deepcopy(tokenizer)
+    made.chat_template = chat_templates.THINKING
+    chat = [
+        {"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(["Red?", "Red", "So?", "No"])
+    ]
+    record = parse_record({"messages": chat}, "chats.jsonl", 1)
+    config = _config("regular", "separate", max_length=60)
+    result = inspect_records([record], 0, made, config)
+    lengths = [len(text.ids) for text in tiny.tokenized(made, config, [record])[0].texts]
+    assert [each.name for each in result.sequences] == ["main 1", "main 2"]
+    assert result.records[0]["main_texts"] == lengths
+    shown = f"{sum(lengths)} tokens in 2 texts, {max(lengths)} of 60 at most in one"
+    assert f"line 1: 0 pairs of views; {shown}\n" in as_text(result)
 
 
 @pytest.mark.parametrize("layout", ["branched", "inplace"])

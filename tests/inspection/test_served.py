@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import chat_templates
+import served_forms
 import tiny
 from stepjepa.chat import beginnings
 from stepjepa.chat.renderer import Renderer
@@ -19,7 +20,7 @@ from stepjepa.chat.turn_ends import TurnEnds
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.inspection.served import shown_turns
-from stepjepa.inspection.verification import Subject, check_served_folder, verify
+from stepjepa.inspection.verification import Subject, check_end_of_turn, check_pairs, check_served_folder, verify
 
 # A blank in front of an answer, which many tokenizers make one token with its first word.
 WITH_BLANK = (
@@ -124,6 +125,67 @@ def test_a_cut_turn_is_compared_as_far_as_it_goes(subject: Any) -> None:
     assert check_served_folder(subject(None, TWO_TURNS, max_length=prompt)).startswith("1 turns")
     with pytest.raises(ValueError, match="cuts every record in its prompt; raise it"):
         check_served_folder(subject(None, TWO_TURNS, max_length=5))
+
+
+def test_what_length_does_to_records_is_no_fault_of_others(subject: Any) -> None:
+    """A record of exactly max_length tokens is whole; one that is cut or left out is not compared."""
+    length = len(subject(None, TWO_TURNS).tokenized[0].ids)
+    exact = {each["name"]: each for each in verify(subject(None, TWO_TURNS, max_length=length))}
+    assert all(each["passed"] for each in exact.values()), exact
+    assert exact["end of turn is trained"]["detail"].startswith("1 records")
+    short = chat(("user", "q"), ("assistant", "a"), line=2)
+    for over in ("truncate", "skip"):
+        found = {
+            each["name"]: each
+            for each in verify(subject(None, TWO_TURNS, short, max_length=length - 1, over_length=over))
+        }
+        assert all(each["passed"] for each in found.values()), found
+        assert found["data format"]["detail"].startswith("2 of 2 records")  # the first turn is short enough
+        assert found["end of turn is trained"]["detail"].startswith("1 records")
+    # A template with several texts a record, of which the prompt of the second alone is too long.
+    long = chat(("user", "Hi"), ("assistant", "Ho"), ("user", "go on " * 9), ("assistant", "No"))
+    whole = subject(chat_templates.THINKING, long)
+    first, second = whole.tokenized[0].texts
+    limit = len(first.ids) + 1
+    assert limit < int(second.labels[0])
+    cut = verify(subject(chat_templates.THINKING, long, short, max_length=limit, over_length="truncate"))
+    assert [each["detail"] for each in cut if not each["passed"]] == []
+
+
+def test_records_that_training_refuses_for_their_length_fail(subject: Any) -> None:
+    length = len(subject(None, TWO_TURNS).tokenized[0].ids)
+    result = next(
+        each for each in verify(subject(None, TWO_TURNS, max_length=length - 1)) if each["name"] == "data format"
+    )
+    assert not result["passed"]
+    fault = f"training refuses 1 of 1 records (line 1: {length} tokens, more than max_length {length - 1}); raise"
+    assert result["detail"].startswith(fault)
+
+
+def test_an_answer_that_the_tokenizer_can_not_spell_is_said_and_passes(subject: Any) -> None:
+    made = subject(None, TWO_TURNS, chat(("user", "q"), ("assistant", "Red"), line=2))
+    turn = next(shown_turns(made.tokenized[0], 512))
+    answer = turn.answer.copy()
+    made.tokenizer.unk_token = made.tokenizer.convert_ids_to_tokens(int(answer[0]))
+    made.tokenized[0].ids[len(turn.prompt) + 1] = answer[0]
+    detail = check_end_of_turn(made)
+    assert detail.startswith("2 records: ")
+    assert detail.endswith("nothing else; not compared, for characters that the tokenizer does not know: 1")
+
+
+def test_no_pair_is_said_with_its_reason(subject: Any) -> None:
+    plain = chat(("user", "q"), ("assistant", "a"))
+    made = Subject(subject(None, plain).model, subject(None, plain).tokenizer, JepaConfig(mode="step-jepa"), [plain])
+    with pytest.raises(ValueError, match="1 of 1 records has no pair: the last answer has too few steps; check `step_"):
+        check_pairs(made)
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {}}}
+    asked = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    record = parse_record({"messages": asked, "tools": [TOOL]}, "memory.jsonl", 1)
+    tokenizer = subject(None, plain).tokenizer
+    tokenizer.chat_template = served_forms.QWEN3
+    made = Subject(made.model, tokenizer, JepaConfig(), [record])
+    with pytest.raises(ValueError, match=r"no pair: the answer behind the first question is a tool call$"):
+        check_pairs(made)
 
 
 def fails(subject: Subject, message: str) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
@@ -120,7 +120,7 @@ def _tokenized(
             columns = [[record.length for record in block], list(map(flattened, block))]
             writer.write_table(pa.table(columns, schema=SCHEMA))
         # Inside the block, so that no file of unusable records is stored.
-        _check_usable(record_tokenizer.counts, config, records.latest.source if len(records) else records.what)
+        check_usable(record_tokenizer, records.latest.source if len(records) else records.what)
     return Prepared(
         TokenizedDataset(sink.getvalue() if file is None else str(file)),
         counts={name: record_tokenizer.counts[name] for name in COUNTS},
@@ -131,14 +131,24 @@ def _tokenized(
     )
 
 
-def _check_usable(counts: Mapping[str, int], config: JepaConfig, path: str) -> None:
-    """Raise ``UserError`` if no record is left, or no record has a pair in a mode with views."""
+def check_usable(record_tokenizer: RecordTokenizer, path: str) -> None:
+    """Raise ``UserError`` if no record is left, or no record has a pair in a mode with views.
+
+    Args:
+        record_tokenizer: has tokenised all records.
+        path: the name of their file.
+    """
+    counts, config = record_tokenizer.counts, record_tokenizer.config
     if not counts["records"]:
         fault = f"none of the {counts['skipped']} records can be trained on; check `max_length`"
         raise UserError(fault, path=path)
     if config.uses_views and not counts["pairs"]:
-        remedy = "check `step_separator` and `max_length`, or use `regular`"
-        raise UserError(f"none of the {counts['records']} records has a pair; {remedy}", path=path)
+        places = "`step_separator` and `max_length`" if config.mode == "step-jepa" else "them and `max_length`"
+        reasons = record_tokenizer.reasons_without_pair
+        raise UserError(
+            f"none of the {counts['records']} records has a pair ({reasons}); check {places}, or use `regular`",
+            path=path,
+        )
 
 
 @contextmanager

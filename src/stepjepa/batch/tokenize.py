@@ -164,10 +164,15 @@ class RecordTokenizer:
         """The number of records so far that have no pair, and why; None if all have one."""
         if not self._without_pair:
             return None
-        reasons = [f"{reason} ({count:,})" for reason, count in self._without_pair.most_common()]
-        why = next(iter(self._without_pair)) if len(reasons) == 1 else "; ".join(reasons)
         count, records = self._without_pair.total(), self.counts["records"]
-        return f"{count:,} of {records:,} records {'has' if count == 1 else 'have'} no pair: {why}"
+        have = "has" if count == 1 else "have"
+        return f"{count:,} of {records:,} records {have} no pair: {self.reasons_without_pair}"
+
+    @property
+    def reasons_without_pair(self) -> str:
+        """Why records so far have no pair; if there are several reasons, each with its number of records."""
+        reasons = [f"{reason} ({count:,})" for reason, count in self._without_pair.most_common()]
+        return next(iter(self._without_pair)) if len(reasons) == 1 else "; ".join(reasons)
 
     def _why_no_pair(self, record: Record, written: Sequence[PairText]) -> str:
         """Return the reason for which a record gives no pair."""

@@ -84,7 +84,8 @@ def training_subject(
     with raising_user_errors():
         trained = adapter_rows(model, tokenizer, plain=config.plain)
         adapter = (lambda base: add_lora(base, LoraSettings(), trained)) if lora else None
-        return Subject(model.eval(), tokenizer, config, looked_at, lora=adapter)
+        trusted = run.trust_remote_code
+        return Subject(model.eval(), tokenizer, config, looked_at, lora=adapter, trust_remote_code=trusted)
 
 
 def _texts(records: Sequence[Record]) -> Iterator[str]:

@@ -5,7 +5,7 @@ Sequences and rows are built by the functions that training uses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.pack import Rows, pack
+from stepjepa.batch.prepare import check_usable
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.batch.view_text import step_views
 from stepjepa.chat.turn_text import Turn
@@ -47,6 +48,8 @@ class TokenInfo:
     label_texts: list[str] = field(default_factory=list)
     # Embeddings that are read here, such as 'source 1' for the source of pair 1.
     readouts: list[str] = field(default_factory=list)
+    # For each of them the number of tokens, of which this is the last, whose states it averages.
+    averaged: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,9 @@ class BranchInfo:
 class SequenceInfo:
     """A sequence of tokens, whose hidden states are those of a pass over this sequence alone."""
 
-    name: str  # such as 'main' or 'source 1', with the record's line if several records are shown
+    # Such as 'main' or 'source 1', with the record's line if several records are shown; 'main 1', 'main 2' where a
+    # template that rewrites earlier turns needs several texts.
+    name: str
     kind: str  # 'main', 'source' or 'target'
     tokens: int  # number of its tokens
     shared: int  # number of those that belong to other sequences, too
@@ -85,7 +90,8 @@ class Inspection:
     branches: list[BranchInfo]  # in the order of their tokens
     sequences: list[SequenceInfo]  # in the order of their records
     # For each record: 'line'; 'steps' (Step-JEPA) or 'answers', each with 'name' and 'text'; number of 'pairs';
-    # 'views', the texts of each pair as 'source' and 'target'; 'main_tokens', its length.
+    # 'views', the texts of each pair as 'source' and 'target'; 'main_tokens', its length; 'main_texts', that of each
+    # of its texts.
     records: list[JsonObject]
     # For the whole file: 'lines'; 'counts', see tokenize.COUNTS; 'tokens', see dataset.Prepared.
     file: JsonObject
@@ -125,9 +131,7 @@ def inspect_records(
     infos: list[JsonObject] = []
     for record, tokens_of_record in zip(records[index : index + count], tokenized[index:], strict=False):
         if tokens_of_record is None:
-            remedy = "training leaves it out; raise `max_length`, or pass `over_length truncate`"
-            fault = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
-            raise UserError(fault, path=record.path, line=record.line)
+            raise UserError(_why_left_out(record, tokenizer, config), path=record.path, line=record.line)
         parts.append(collator.sequences(SampledRecord(tokens_of_record)))
         infos.append(_describe_record(record, tokens_of_record, record_tokenizer, config))
     tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
@@ -137,7 +141,7 @@ def inspect_records(
         "counts": {name: record_tokenizer.counts[name] for name in COUNTS},
         "tokens": counted,
     }
-    facts = record_tokenizer.describe(), _refusal(records, tokenizer, config, record_tokenizer.counts)
+    facts = record_tokenizer.describe(), _refusal(records, tokenizer, config, record_tokenizer)
     return Inspection(records[index].path, index, config, tokens, branches, sequences, infos, file, *facts)
 
 
@@ -148,7 +152,8 @@ def _describe_record(
     tokenizer, predictors = record_tokenizer.tokenizer, record_tokenizer.predictors
     views = [_view_texts(pair, tokenizer, predictors, config) for pair in tokenized.all_pairs]
     texts = _trained_texts(record_tokenizer.turns(record), config)
-    return {"line": record.line, **texts, "views": views, "pairs": len(views), "main_tokens": tokenized.length}
+    lengths = {"main_tokens": tokenized.length, "main_texts": [len(text.ids) for text in tokenized.texts]}
+    return {"line": record.line, **texts, "views": views, "pairs": len(views), **lengths}
 
 
 def _trained_texts(turns: Sequence[Turn], config: JepaConfig) -> JsonObject:
@@ -173,16 +178,34 @@ def _view_texts(pair: Pair, tokenizer: PreTrainedTokenizerBase, predictors: Ids,
     return {"source": source, "target": target}
 
 
+def _why_left_out(record: Record, tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
+    """Return the error message for a record of which nothing is trained."""
+    fault = f"the record has more tokens than max_length {config.max_length}"
+    cut = replace(config, over_length="truncate", require_pairs=False)
+    if config.over_length == "skip" and RecordTokenizer(tokenizer, cut).tokenize([record]):
+        return f"{fault}, and training leaves it out; raise `max_length`, or pass `over_length truncate`"
+    does = "refuses it" if config.over_length == "error" else "leaves it out"
+    return f"{fault} and no answer in so many: training {does}; raise `max_length`"
+
+
 def _refusal(
-    records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig, counts: Mapping[str, int]
+    records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig, lenient: RecordTokenizer
 ) -> str | None:
-    """Return the error of training for records that it refuses; None if it accepts them."""
-    too_long = config.over_length == "error" and counts["over length"]
-    if too_long or (config.require_pairs and counts["without a pair"]):
-        try:
+    """Return the error of training for records that it refuses; None if it accepts them.
+
+    Args:
+        records: those of the whole file.
+        tokenizer: with the predictor tokens.
+        config: of the run.
+        lenient: has tokenised the records without refusing any.
+    """
+    too_long = config.over_length == "error" and lenient.counts["over length"]
+    try:
+        if too_long or (config.require_pairs and lenient.counts["without a pair"]):
             RecordTokenizer(tokenizer, config).tokenize_each(records)
-        except UserError as error:
-            return str(error)
+        check_usable(lenient, records[0].path)
+    except UserError as error:
+        return str(error)
     return None
 
 
@@ -195,14 +218,15 @@ def visible_matrix(inspection: Inspection) -> NDArray[np.bool_]:
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, index: int) -> str:
-    """Return the text of the token with id ``index``, with its leading blank.
+    """Return the text of the token with id ``index``, with its leading blanks.
 
     A token that is a part of a character is shown as a replacement mark.
     """
     text = str(tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False))
     piece = str(tokenizer.convert_ids_to_tokens(index))
-    # Vocabularies that mark a word's start with U+2581 lose the blank when a token is decoded alone.
-    return f" {text}" if piece.startswith("\u2581") and not text.startswith(" ") else text or piece
+    # Vocabularies that mark blanks with U+2581 lose the first one, or all, when a token is decoded alone.
+    blanks = len(piece) - len(piece.lstrip("\u2581"))
+    return f"{' ' * blanks}{text.lstrip(' ')}" if blanks else text or piece
 
 
 def _describe_tree(
@@ -229,10 +253,10 @@ def _describe_tree(
         for place in path:
             through[place].append(number)
     sequences = []
-    for sequence, path, owner in zip(everything, paths, owners, strict=True):
+    for sequence, name, path, owner in zip(everything, _names(parts), paths, owners, strict=True):
         suffix = "" if len(lines) == 1 else f" of line {lines[owner]}"
         shared = sum(len(through[place]) > 1 for place in path)
-        sequences.append(_describe_sequence(sequence, path, shared, suffix))
+        sequences.append(_describe_sequence(sequence, f"{name}{suffix}", path, shared))
         _mark_tokens(tokens, sequence, path, suffix, tokenizer)
     laid_out = list(zip(everything, paths, strict=True))
     return tokens, _describe_branches(tokens, laid_out, through, sequences, first_of_row), sequences
@@ -250,17 +274,27 @@ def _describe_tokens(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[Tok
     return tokens
 
 
-def _describe_sequence(sequence: TokenSequence, path: Sequence[int], shared: int, suffix: str) -> SequenceInfo:
+def _names(parts: Sequence[Sequence[TokenSequence]]) -> Iterator[str]:
+    """Yield the name of each sequence of some records; the main texts of a record are numbered if it has several."""
+    for part in parts:
+        number, several = 0, sum(_kind(sequence) == "main" for sequence in part) > 1
+        for sequence in part:
+            if (kind := _kind(sequence)) == "main":
+                number += 1
+                yield f"main {number}" if several else kind
+            else:
+                yield f"{kind} {sequence.readouts[0].pair + 1}"
+
+
+def _kind(sequence: TokenSequence) -> str:
+    return "main" if len(sequence.text) else sequence.readouts[0].kind
+
+
+def _describe_sequence(sequence: TokenSequence, name: str, path: Sequence[int], shared: int) -> SequenceInfo:
     """Describe a sequence whose tokens are at ``path``, of which ``shared`` ones belong to other sequences, too."""
-    if len(sequence.text):
-        kind: str = "main"
-        name = kind
-    else:
-        kind = sequence.readouts[0].kind
-        name = f"{kind} {sequence.readouts[0].pair + 1}"
     runs = np.split(path, np.flatnonzero(np.diff(path) != 1) + 1)
     ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs)
-    return SequenceInfo(f"{name}{suffix}", kind, len(path), shared, ranges)
+    return SequenceInfo(name, _kind(sequence), len(path), shared, ranges)
 
 
 def _mark_tokens(
@@ -277,6 +311,7 @@ def _mark_tokens(
     for pair, kind, start, end in sequence.readouts:
         mean = f" (mean of {end - start} tokens)" if end - start > 1 else ""
         tokens[path[end - 1]].readouts.append(f"{kind} {pair + 1}{suffix}{mean}")
+        tokens[path[end - 1]].averaged.append(end - start)
 
 
 def _describe_branches(

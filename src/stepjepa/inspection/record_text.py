@@ -59,11 +59,17 @@ def as_text(inspection: Inspection) -> str:
             following = inspection.tokens[place + 1].id if place + 1 < branch.end else None
             mark = _predicted(token, following) or (EDGE if following is not None else "")
             line_end = "\n" if token.text.endswith("\n") else ""
-            parts.append(f"{visible_text(token.text)}{READ if token.readouts else ''}{mark}{line_end}")
+            parts.append(f"{visible_text(token.text)}{_read(token)}{mark}{line_end}")
         indent = "  " * depths[-1]
         lines += ["", f"{indent}{heading}", *(f"{indent}{line}" for line in "".join(parts).splitlines())]
     facts = (visible(f"{name}: {text}") for name, text in _facts(inspection))
     return "\n".join([*lines, "", *facts])
+
+
+def _read(token: TokenInfo) -> str:
+    """Return the mark of a token that is read, with the number of tokens that are averaged if it is not one alone."""
+    means = [str(number) for number in sorted({*token.averaged}) if number > 1]
+    return (READ if token.readouts else "") + (f"[mean of {' and '.join(means)} tokens]" if means else "")
 
 
 def _predicted(token: TokenInfo, following: int | None) -> str:
@@ -85,7 +91,11 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
             source, target = (visible_text(pair[name]) for name in ("source", "target"))
             facts.append((f"{line}, pair {number}", f"source {source} {EDGE} target {target}"))
         pairs = f"{record['pairs']} pair{'s' * (record['pairs'] != 1)} of views"
-        facts.append((line, f"{pairs}; {record['main_tokens']} tokens of {limit} at most"))
+        lengths = record["main_texts"]
+        length = f"{record['main_tokens']} tokens of {limit} at most"
+        if len(lengths) > 1:
+            length = f"{record['main_tokens']} tokens in {len(lengths)} texts, {max(lengths)} of {limit} at most in one"
+        facts.append((line, f"{pairs}; {length}"))
     unshared = sum(sequence.tokens for sequence in inspection.sequences)
     facts.append(("tokens", f"{len(inspection.tokens)}, {unshared} if nothing were shared"))
     counts = {"lines": file["lines"], **file["counts"]}

@@ -251,8 +251,7 @@ def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Message, turn: Sho
     Returns:
         Whether the tokenizer can spell all of it.
     """
-    # The stop token, which may also stand for unknown characters, is no part of the texts.
-    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in turn.answer[:-1]:
+    if has_unknown(tokenizer, turn.answer):
         return False
     answer = squeezed(tokenizer, decoded(tokenizer, turn.answer))
     for key, text in _texts(message):
@@ -260,6 +259,12 @@ def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Message, turn: Sho
         if not any(squeezed(tokenizer, spelling) in answer for spelling in spellings):
             raise ValueError(f"{where}: '{key}' ({shown(text)}) is not trained")
     return True
+
+
+def has_unknown(tokenizer: PreTrainedTokenizerBase, answer: Ids) -> bool:
+    """Whether an answer, with its stop token, has characters that the tokenizer does not know."""
+    # The stop token, which may also stand for unknown characters, is no part of the texts.
+    return tokenizer.unk_token_id is not None and tokenizer.unk_token_id in answer[:-1]
 
 
 def _texts(message: Message) -> Iterator[tuple[str, str]]:

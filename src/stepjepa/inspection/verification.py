@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.mask import Kernel
 from stepjepa.batch.micro_batch import Batch
+from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.inspection.served import check_served, decoded, squeezed
+from stepjepa.inspection.served import check_served, decoded, has_unknown, shown_turns, squeezed
 from stepjepa.models.architecture import find_decoder
 from stepjepa.models.attention import SEGMENTS, VARLEN
 from stepjepa.models.encode import encode, flat_states
@@ -54,13 +56,19 @@ class Subject:
     config: JepaConfig
     records: Sequence[Record]
     lora: Callable[[PreTrainedModel], nn.Module] | None = None  # adds adapters; None: no LoRA
+    trust_remote_code: bool = False  # run code that comes with the tokenizer
 
     def __post_init__(self) -> None:
-        config, device = replace(self.config, over_length="truncate"), self.model.device
+        over, device = self.config.over_length, self.model.device
+        config = replace(self.config, over_length="truncate" if over == "error" else over)
         self.jepa = Jepa(self.model, self.tokenizer, config, device=device, processes=1, heads=False)
         self.collator = self.jepa.collator
         self.predictors: list[int] = self.jepa.record_tokenizer.predictors.tolist()
         self.tokenized = self.jepa.record_tokenizer.tokenize(self.records)
+        whole = RecordTokenizer(self.tokenizer, replace(config, max_length=sys.maxsize, require_pairs=False))
+        lengths = {it.line: max(len(text.ids) for text in it.texts) for it in whole.tokenize(self.records)}
+        # Line of a record with more than ``max_length`` tokens -> number of tokens of its longest text.
+        self.too_long = {line: length for line, length in lengths.items() if length > config.max_length}
 
     @property
     def sample(self) -> list[SampledRecord]:
@@ -76,7 +84,12 @@ class Subject:
 
 
 def check_format(subject: Subject) -> str:
-    """Check that the records have labels."""
+    """Check that the records have labels, and that training does not refuse them for their length."""
+    if subject.too_long and subject.config.over_length == "error":
+        (line, length), limit = next(iter(subject.too_long.items())), subject.config.max_length
+        fault = f"training refuses {len(subject.too_long)} of {len(subject.records)} records"
+        remedy = "raise `max_length`, or pass `over_length truncate` or skip"
+        raise ValueError(f"{fault} (line {line}: {length} tokens, more than max_length {limit}); {remedy}")
     labelled = sum(len(text.labels) for record in subject.tokenized for text in record.texts)
     _require(labelled > 0, "no record can be trained on")
     return f"{len(subject.tokenized)} of {len(subject.records)} records, {labelled} labelled tokens"
@@ -87,7 +100,10 @@ def check_pairs(subject: Subject) -> str:
     if not subject.config.uses_views:
         return "regular training has no views"
     with_pairs = [record for record in subject.tokenized if record.all_pairs]
-    _require(bool(with_pairs), "no record has a pair of views; check `step_separator`")
+    remedy = "; check `step_separator`" if subject.config.mode == "step-jepa" else ""
+    _require(
+        bool(with_pairs), f"{subject.jepa.record_tokenizer.without_pair or 'no record has a pair of views'}{remedy}"
+    )
     last = subject.predictors[-1:]
     if last and subject.config.last_token is None and not subject.config.front_pred:
         batch = subject.collator(SampledRecord(record) for record in with_pairs)
@@ -101,22 +117,26 @@ def check_end_of_turn(subject: Subject) -> str:
     """Check that the labels are the assistant's turns, each up to the token that ends it."""
     if subject.config.labels != "assistant":
         return f"labels '{subject.config.labels}' were asked for"
-    template, compared = subject.jepa.record_tokenizer.template, 0
+    template, compared, unknown = subject.jepa.record_tokenizer.template, 0, 0
     by_line = {record.line: record for record in subject.tokenized}
     for record in subject.records:
-        tokenized = by_line.get(record.line)
-        if tokenized is None or any(len(text.ids) >= subject.config.max_length for text in tokenized.texts):
-            continue  # cut
-        compared += 1
+        if record.line not in by_line or record.line in subject.too_long:
+            continue  # left out, or cut
+        tokenized, compared = by_line[record.line], compared + 1
         labels = [int(token_id) for text in tokenized.texts for token_id in text.ids[text.labels + 1]]
         _require(labels[-1] in template.stop_ids, f"line {record.line}: the last label is not the end of turn")
+        turns = shown_turns(tokenized, subject.config.max_length)
+        if any(has_unknown(subject.tokenizer, turn.answer) for turn in turns):
+            unknown += 1
+            continue
         answers = "".join(turn.text[turn.answer :] for turn in subject.jepa.record_tokenizer.turns(record))
         trained = decoded(subject.tokenizer, np.array(labels))
         fault = f"line {record.line}: the labels read {trained[:60]!r}, the turns are {answers[:60]!r}"
         _require(squeezed(subject.tokenizer, trained) == squeezed(subject.tokenizer, answers), fault)
     _require(compared > 0, "every record checked is cut by max_length, so no end of turn is left; raise it")
     ends = " or ".join(map(repr, template.stop_tokens))
-    return f"{compared} records: the assistant's turns up to {ends} are trained, nothing else"
+    more = f"; not compared, for characters that the tokenizer does not know: {unknown}" if unknown else ""
+    return f"{compared} records: the assistant's turns up to {ends} are trained, nothing else{more}"
 
 
 def check_served_folder(subject: Subject) -> str:
@@ -125,7 +145,13 @@ def check_served_folder(subject: Subject) -> str:
         subject.tokenizer.save_pretrained(folder)
         if subject.model.generation_config is not None:
             subject.model.generation_config.save_pretrained(folder)
-        return check_served(folder, subject.jepa.record_tokenizer, subject.records, subject.tokenized)
+        skips = subject.config.over_length == "skip"
+        # Of a record that is too long only some turns may be left.
+        records = [record for record in subject.records if not (skips and record.line in subject.too_long)]
+        trusted = subject.trust_remote_code
+        return check_served(
+            folder, subject.jepa.record_tokenizer, records, subject.tokenized, trust_remote_code=trusted
+        )
 
 
 @torch.no_grad()
