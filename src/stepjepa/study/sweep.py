@@ -122,7 +122,7 @@ def _common_cause(trials: Sequence[Trial], failed: Mapping[str, str]) -> str:
     reasons = set(failed.values())
     for words, remedy in _DISK_ERRORS.items():
         if any(f": {words};" in reason for reason in reasons):
-            return f"they would meet it, too: {remedy}"
+            return f"every trial would meet it: {remedy}"
     labels = {trial.label for trial in trials if trial.name in failed}
     if len(reasons) == 1 and reasons.pop().startswith(_REFUSED) and labels == {trial.label for trial in trials}:
         return "every arm failed with this error: correct the grid or the data first"
