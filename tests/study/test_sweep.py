@@ -183,8 +183,8 @@ def test_a_full_disk_ends_a_sweep_at_once(tmp_path: Path) -> None:
     outcome = sweep(folder_of(tmp_path, trials), trials)
     assert list(outcome.failed) == ["regular/seed1"]
     assert outcome.describe(len(trials))[-1] == (
-        "5 other trials were not run, since every trial would meet it: free some space or name a place on another disk, "
-        "then run it again"
+        "5 other trials were not run, since every trial would meet it: free some space or name a place on another "
+        "disk, then run it again"
     )
 
 
