@@ -156,7 +156,7 @@ def shares(table: pd.DataFrame) -> Figure:
 
 def plane(table: pd.DataFrame) -> Figure:
     """How do the same models answer, and retrieve? Right answers against hits at 1, a panel for each data set."""
-    sets = data_sets(table)
+    sets = [each for each in data_sets(table) if each.hits_over()]  # with plain training beside it
     columns = 2 if len(sets) in (2, 4) else min(len(sets), 3)
     rows = -(-len(sets) // columns)
     figure = Figure(figsize=(9, 1.2 + 3.4 * rows), layout="constrained")

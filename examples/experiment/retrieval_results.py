@@ -68,6 +68,7 @@ VARIANTS = {
     "separate-infonce-0.05": "LM loss + InfoNCE of weight 0.05",
     "separate-infonce-0.2": "LM loss + InfoNCE of weight 0.2",
     "separate-infonce-0.5": "LM loss + InfoNCE of weight 0.5",
+    "separate-infonce-1": "LM loss + InfoNCE of weight 1",
     "separate-vicreg": "LM loss + VICReg",
     "separate-sigreg": "LM loss + SIGReg",
     "separate-infonce-wrong": "LM loss + InfoNCE, shuffled partners",
@@ -236,9 +237,19 @@ class Retrieval:
     @property
     def size(self) -> str:
         """Number of queries and of candidates, and of answers where not all queries were answered."""
-        row = self.rows[self.rows.method != "trained, all answers"].iloc[0]
+        row = self._row
         answers = f", {self.answered:,} of them answered" if self.answered not in (0, row.queries) else ""
         return f"{row.queries:,} queries{answers}, {row.candidates:,} candidates"
+
+    @property
+    def candidates(self) -> int:
+        """Number of distinct answers of the test file."""
+        return int(self._row.candidates)
+
+    @property
+    def _row(self) -> pd.Series:
+        """A row whose candidates are the answers of the test file."""
+        return self.rows[self.rows.method != "trained, all answers"].iloc[0]
 
     def plain(self, arm: str) -> tuple[str, str]:
         """Return plain training for the FLOPs of an arm, in the better of its two readings."""

@@ -14,7 +14,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.config.run import RunConfig
 from stepjepa.running import precision
-from stepjepa.running import transformers as arguments
+from stepjepa.running import training_arguments as arguments
 from stepjepa.running.run import run
 from stepjepa.training.trainer import JepaTrainer
 
