@@ -129,13 +129,13 @@ class SweepFolder:
 
     def other_versions(self, trials: Sequence[Trial]) -> list[str]:
         """Return the versions with which trials were begun, where those installed are others."""
-        now, found = versions(), dict[str, None]()
+        now, others = versions(), dict[str, None]()
         for trial in trials:
             begun = json_at(self.run_folder(trial) / RUN_FILE).get("versions")
             for name, version in begun.items() if isinstance(begun, dict) else ():
                 if name != "platform" and version != now.get(name):
-                    found[visible(f"{name} {version} (now {now.get(name, 'not there')})")] = None
-        return list(found)
+                    others[visible(f"{name} {version} (now {now.get(name, 'not there')})")] = None
+        return list(others)
 
     def has_answers(self, trial: Trial) -> bool:
         """Return whether the evaluation of a trial has written a line."""
