@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.base.errors import ANOTHER_ENDED, unexpected
-from stepjepa.base.processes import is_reported, started_together
+from stepjepa.base.processes import claim_report, started_together
 
 
 @pytest.fixture
@@ -26,24 +26,24 @@ def become(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_same_error_is_reported_by_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = become(1, folder, monkeypatch)
-    assert not is_reported("error: a")
+    assert claim_report("error: a")
     message = json.loads(file.read_text())["message"]
     # As torchrun reads it.
     assert message["message"] == message["extraInfo"]["py_callstack"] == "error: a"
     assert int(message["extraInfo"]["timestamp"]) > 0
     become(0, folder, monkeypatch)
-    assert is_reported("error: a")
+    assert not claim_report("error: a")
     become(2, folder, monkeypatch)
-    assert not is_reported("error: b")
+    assert claim_report("error: b")
 
 
 def test_what_follows_from_an_error_is_reported_only_without_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     become(1, folder, monkeypatch)
     # The other process was killed, and has said nothing.
-    assert not is_reported("interrupted", follows=True)
+    assert claim_report("interrupted", follows=True)
     (folder / "1" / "error.json").unlink()
     (folder / "2" / "error.json").write_text("{}")
-    assert is_reported("interrupted", follows=True)
+    assert not claim_report("interrupted", follows=True)
     assert not (folder / "1" / "error.json").exists()
 
 
@@ -57,8 +57,8 @@ def test_without_torchrun_every_process_reports(
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     if file is not None:
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", file)
-    assert not is_reported("error: a")
-    assert not is_reported("error: a")
+    assert claim_report("error: a")
+    assert claim_report("error: a")
     assert [path.name for path in tmp_path.rglob("*")] == ["elsewhere"]
 
 

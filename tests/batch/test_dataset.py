@@ -85,13 +85,17 @@ def test_tokens_of_views_are_those_that_the_layout_adds(
     assert count_tokens(made, config)["all"] == sum(len(record.ids) for record in made) + added
 
 
-def test_useless_data_is_refused(trained_tokenizer: Any) -> None:
+def test_useless_data_is_refused(trained_tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="an object with the keys train, test; pass one of them"):
         prepare({"train": [], "test": []}, trained_tokenizer, STEPS)
     with pytest.raises(UserError, match="none of the 0 records can be trained on"):
         prepare([], trained_tokenizer, STEPS)
     with pytest.raises(UserError, match=r"has a pair \(the last answer has too few steps\); check `step_separator`"):
         prepare(dicts(), trained_tokenizer, replace(STEPS, step_separator="##"))
+    (tmp_path / "d.jsonl").write_text('{"Frage": "a", "Antwort": "b"}\n')
+    # Python has no setting that names columns.
+    with pytest.raises(UserError, match=r"\(there is Frage, Antwort\); name the two prompt and completion$"):
+        prepare(tmp_path / "d.jsonl", trained_tokenizer, STEPS)
 
 
 # -- looking up --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +56,13 @@ def test_any_value_of_json(value: object) -> None:
     text = source.with_defaults("{{ [x] | tojson }}", {"x": value})
     assert _compile_jinja_template(text).render() == _compile_jinja_template("{{ [x] | tojson }}").render(x=value)
     assert rendered(text, x="other") == '["other"]'
+
+
+def test_a_file_with_a_byte_order_mark_is_read_as_without(tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_bytes(codecs.BOM_UTF8 + "{{ 'é' }}\r\n{{ messages }}\n".encode())
+    # The mark would be the first token of every prompt. Line ends are those of Jinja.
+    assert source.read_template(str(file)) == "{{ 'é' }}\n{{ messages }}\n"
 
 
 def test_values_of_an_earlier_run_are_replaced() -> None:

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from stepjepa.data.records import as_records
-from stepjepa.data.sources import each_of_any, read_records
+from stepjepa.data.sources import each_record_of_source, read_records
 
 NUMBERS = [3.8, 0.1, 5.0, 1e-7, 16777216.0]
 TEXTS = ["3.8", "0.1", "5.0", "1e-07", "16777216.0"]
@@ -44,7 +44,7 @@ def test_files_and_folders(tmp_path: Path) -> None:
     parquet.write_table(TABLE, tmp_path / "t.parquet")
     assert [record.answer for record in read_records(tmp_path / "t.parquet")] == TEXTS
     datasets.Dataset(TABLE).save_to_disk(tmp_path / "saved")
-    assert [record.answer for record in each_of_any(tmp_path / "saved")] == TEXTS
+    assert [record.answer for record in each_record_of_source(tmp_path / "saved")] == TEXTS
     halves = TABLE.set_column(1, "answer", pyarrow.array(np.array([0.1, 3.8, 5, 7, 2], np.float16)))
     parquet.write_table(halves, tmp_path / "h.parquet")
     assert [record.answer for record in read_records(tmp_path / "h.parquet")] == ["0.1", "3.8", "5.0", "7.0", "2.0"]

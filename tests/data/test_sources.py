@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stepjepa.base.errors import UserError
 from stepjepa.data.formats import FORMATS
 from stepjepa.data.records import BadRecords
-from stepjepa.data.sources import each_of_any, read_records, read_rows
+from stepjepa.data.sources import each_record_of_source, read_records, read_rows
 
 ROWS = [
     {"question": "How\nmany?", "answer": 'He said "7", then\t8.'},
@@ -248,7 +248,7 @@ def test_files_of_a_folder_are_read_as_files_are(tmp_path, monkeypatch):
     texts = ["007", "1.10", "NA", "2020-01-01"]
     write(tmp_path / "set" / "train-1.csv", "question,answer\n" + "".join(f"q,{text}\n" for text in texts[:2]))
     write(tmp_path / "set" / "train-2.csv", "question,answer\n" + "".join(f"q,{text}\n" for text in texts[2:]))
-    records = list(each_of_any(tmp_path / "set"))
+    records = list(each_record_of_source(tmp_path / "set"))
     assert [record.answer for record in records] == texts
     assert [record.path.rpartition("/")[2] for record in records] == ["train-1.csv"] * 2 + ["train-2.csv"] * 2
     assert list(read_rows(tmp_path / "set")) == [
@@ -256,11 +256,11 @@ def test_files_of_a_folder_are_read_as_files_are(tmp_path, monkeypatch):
     ]
     write(tmp_path / "set" / "train-2.csv", "question,answer\nq,\n")
     with pytest.raises(UserError, match=r"train-2\.csv:2: column 'answer' is ''"):
-        list(each_of_any(tmp_path / "set"))
+        list(each_record_of_source(tmp_path / "set"))
     # A card may say how the files are to be read.
     write(tmp_path / "set" / "README.md", "---\nlicense: mit\n---\n")
     write(tmp_path / "set" / "train-2.csv", "question,answer\nq,8\n")
-    assert [record.answer for record in each_of_any(tmp_path / "set")] == ["7.0", "1.1", "8.0"]
+    assert [record.answer for record in each_record_of_source(tmp_path / "set")] == ["7.0", "1.1", "8.0"]
 
 
 def test_a_folder_of_save_to_disk_is_loaded(tmp_path):
@@ -345,12 +345,12 @@ def test_records_come_from_a_file_a_folder_and_the_hub_by_one_door(tmp_path, mon
     ):
         read_records(tmp_path / "folder")
     for source in (tmp_path / "set.jsonl", tmp_path / "folder", "some/name"):
-        assert [record.answer for record in each_of_any(source)] == ["5"]
+        assert [record.answer for record in each_record_of_source(source)] == ["5"]
     with pytest.raises(UserError, match="expected NAME:SUBSET:SPLIT, got 4 parts"):
-        list(each_of_any("some/name:subset:split:more"))
+        list(each_record_of_source("some/name:subset:split:more"))
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: {"train": []})
     with pytest.raises(UserError, match="some/name: holds no records"):
-        list(each_of_any("some/name"))
+        list(each_record_of_source("some/name"))
 
 
 @settings(

@@ -9,7 +9,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
 from stepjepa.tasks.generic import GenericTask
 from stepjepa.tasks.reference import with_published_rules
-from stepjepa.tasks.registry import choose_task, load_task, users_source
+from stepjepa.tasks.registry import choose_task, load_task, source_fingerprint
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,6 @@ def test_a_class_that_is_no_task_is_one_line(source, words, tmp_path, monkeypatc
 
 def test_the_file_of_a_users_task_is_known_and_that_of_ours_does_not_count():
     users = choose_task("user_task:LastWord", question_records())
-    assert users_source(users) == fingerprint(sys.modules["user_task"].__file__)
-    assert users_source(GenericTask()) is None
-    assert users_source(with_published_rules(GenericTask())) is None
+    assert source_fingerprint(users) == fingerprint(sys.modules["user_task"].__file__)
+    assert source_fingerprint(GenericTask()) is None
+    assert source_fingerprint(with_published_rules(GenericTask())) is None

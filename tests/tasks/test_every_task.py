@@ -14,7 +14,7 @@ from stepjepa.tasks.hellaswag import HellaswagTask
 from stepjepa.tasks.nl_rx import NlRxTask
 from stepjepa.tasks.nq_open import NqOpenTask
 from stepjepa.tasks.raw_values import Unusable
-from stepjepa.tasks.registry import choose_task, keep
+from stepjepa.tasks.registry import choose_records, choose_task
 from stepjepa.tasks.sentiment import SentimentTask
 from task_records import record
 
@@ -25,7 +25,7 @@ def test_an_answer_without_text_is_left_out():
     """A tool call is no text to be compared."""
     call = {"function": {"name": "f", "arguments": {}}}
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    remaining, left_out = keep(GenericTask(), [record("a"), parse_record({"messages": messages})])
+    remaining, left_out = choose_records(GenericTask(), [record("a"), parse_record({"messages": messages})])
     assert list(remaining) == [0] and left_out == {"answer without text (a tool call)": 1}
 
 

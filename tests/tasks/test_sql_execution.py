@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.tasks.sql_execution import QueryError, Table, compare, judge, run_query
+from stepjepa.tasks.sql_execution import Check, QueryError, Table, compare, judge, run_query
 from stepjepa.tasks.workers import Workers
 
 MEMORY = 512
@@ -102,7 +102,7 @@ def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(database):
     # One call of one function that takes long: SQLite does not look at the clock before it is over.
     slow = f"SELECT hex(zeroblob(8000000)) LIKE '%{'0' * 900}1%'"
     calls = [
-        (str(database), "SELECT 1", sql, False, 0.5, 100)
+        (Check(str(database), "SELECT 1", sql, False, 0.5, 100),)
         for sql in (slow, "SELECT count(*) FROM numbers a, numbers b, numbers c", "SELECT 1")
     ]
     workers = Workers(judge, seconds=1.5, memory=400, processes=1)
@@ -116,10 +116,11 @@ def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(database):
 
 
 def test_text_that_is_no_utf8_is_read_and_told_apart(database):
-    verdict = judge(str(database), "SELECT word FROM latin", "SELECT word FROM latin", False, 5.0, MEMORY)
+    verdict = judge(Check(str(database), "SELECT word FROM latin", "SELECT word FROM latin", False, 5.0, MEMORY))
     assert verdict.right
     verdict.output.encode()
-    other = judge(str(database), *(f"SELECT word FROM latin WHERE rowid = {row}" for row in (1, 2)), False, 5.0, MEMORY)
+    first, second = (f"SELECT word FROM latin WHERE rowid = {row}" for row in (1, 2))
+    other = judge(Check(str(database), first, second, False, 5.0, MEMORY))
     assert not other.right
 
 
@@ -171,7 +172,7 @@ def found(*rows):
 def test_the_same_result_as_a_person_would_say(gold, answer, unordered, ordered, same_columns):
     for first, second in [(gold, answer), (answer, gold)]:
         assert compare(found(*first), found(*second), ordered=False) == (unordered, unordered and same_columns)
-        assert compare(found(*first), found(*second), ordered=True)[0] is ordered
+        assert compare(found(*first), found(*second), ordered=True).rows is ordered
 
 
 def test_rearranged_columns_are_found_exactly_where_trying_all_finds_them():
@@ -181,7 +182,7 @@ def test_rearranged_columns_are_found_exactly_where_trying_all_finds_them():
         gold, answer = ([each[:3], each[3:]] for each in (cells, others))
         rearranged = [[tuple(row[place] for place in order) for row in answer] for order in permutations(range(3))]
         expected = any(rows == gold if ordered else Counter(rows) == Counter(gold) for rows in rearranged)
-        assert compare(found(*gold), found(*answer), ordered=ordered)[0] is expected, (gold, answer, ordered)
+        assert compare(found(*gold), found(*answer), ordered=ordered).rows is expected, (gold, answer, ordered)
         outcomes[ordered, expected] += 1
     assert len(outcomes) == 4
 
@@ -196,6 +197,6 @@ def test_rearranged_columns_are_found_exactly_where_trying_all_finds_them():
     ],
 )
 def test_a_verdict_says_what_was_found(database, gold, sql, right, failure, outputs):
-    verdict = judge(str(database), gold, sql, False, 5.0, MEMORY)
+    verdict = judge(Check(str(database), gold, sql, False, 5.0, MEMORY))
     assert (verdict.right, verdict.failure, verdict.gold_failure) == (right, failure, None)
     assert (verdict.gold_output, verdict.output) == outputs

@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from stepjepa.tasks.sql_execution import depends_on_ties, judge, run_query
+from stepjepa.tasks.sql_execution import Check, depends_on_ties, judge, run_query
 from stepjepa.tasks.sql_order import with_last_term
 
 LIMITS = {"seconds": 5.0, "memory": 200}
@@ -50,7 +50,7 @@ def test_whether_a_result_depends_on_ties(zoo, sql, depends):
     # The verdict has it, with an answer and without, where the query orders.
     ordered = bool(with_last_term(sql, "1"))
     for answer in (None, "SELECT name FROM animal", "SELECT nme"):
-        assert judge(str(zoo), sql, answer, ordered, 5.0, 200).ties is depends
+        assert judge(Check(str(zoo), sql, answer, ordered, 5.0, 200)).ties is depends
 
 
 def test_by_hand_where_the_term_goes():

@@ -1,4 +1,4 @@
-"""The processes that were started together, which of them reports an error, and the CPU cores that one may use."""
+"""The processes that were started together, the one that reports an error, and the CPU cores that one may use."""
 
 import hashlib
 import json
@@ -23,29 +23,30 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def is_reported(message: str, *, follows: bool = False) -> bool:
-    """Return whether another process that torchrun started on this machine has reported a message, or what caused it.
+def claim_report(message: str, *, follows: bool = False) -> bool:
+    """Return whether this process is to print its last message; of all that torchrun started here, one prints it.
 
-    torchrun gives each process a file for its error, which its own summary shows. Messages are left there, too.
+    torchrun gives each process a file for its error, which its own summary shows. The message is also written there,
+    and a file beside it marks the message as printed.
 
     Args:
-        message: the last message of this process.
-        follows: it follows from the error of another process, if there was one.
+        message: the message.
+        follows: the message follows from the error of another process, and is not printed if there was one.
     """
     file = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
     folder = file.parent.parent
-    # Another program's folder is none of ours.
+    # Files are written only into a folder that torchrun made for its processes.
     if file.name != "error.json" or file.parent.name != os.environ.get("LOCAL_RANK"):
-        return False
+        return True
     try:
         if follows and any(folder.glob("*/error.json")):
-            return True
+            return False
         first = _make(folder / f"reported-{hashlib.sha256(message.encode()).hexdigest()}")
         extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
         file.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}), encoding="utf-8")
     except OSError:
-        return False
-    return not first
+        return True
+    return first
 
 
 def _make(path: Path) -> bool:

@@ -29,7 +29,7 @@ from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tok
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config.jepa import JepaConfig, affecting
 from stepjepa.data.records import Data, Record, Views, as_records
-from stepjepa.data.sources import each_of_any
+from stepjepa.data.sources import each_record_of_data
 from stepjepa.data.summarising import Summariser
 from stepjepa.views.layouts import LAYOUTS
 
@@ -183,9 +183,7 @@ def _complete_cache(file: Path, prepared: Prepared) -> None:
 
 def _rereadable(data: Data) -> datasets.Dataset | Spooled[Record]:
     """Return data that can be read several times and is not held in memory: a ``Dataset``, or a temporary file."""
-    if isinstance(data, str | os.PathLike):
-        return Spooled(each_of_any(data))
-    return data if isinstance(data, datasets.Dataset | Spooled) else Spooled(as_records(data))
+    return data if isinstance(data, datasets.Dataset | Spooled) else Spooled(each_record_of_data(data))
 
 
 def _checksum(file: Path, about: JsonObject) -> str:

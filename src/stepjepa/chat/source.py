@@ -33,10 +33,14 @@ _DEFAULTS = rf"\A(?:{_DEFAULT}\n)*"
 
 
 def read_template(path: str) -> str:
-    """Return the source of a chat template file; ``UserError`` if it is missing, no UTF-8 text or no Jinja."""
+    """Return the source of a chat template file, without a byte order mark, which would begin every prompt.
+
+    Raises:
+        UserError: the file is missing, is not UTF-8 text, or is not valid Jinja.
+    """
     file = existing_file(path, "chat template")
     try:
-        source = file.read_text(encoding="utf-8")
+        source = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise UserError("the chat template is not UTF-8 text; save it as UTF-8", path=file) from None
     try:

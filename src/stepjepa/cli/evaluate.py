@@ -20,7 +20,7 @@ from stepjepa.models.sampling import Sampling
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import trained_objective
 from stepjepa.tasks.base import TaskOptions
-from stepjepa.tasks.registry import users_source
+from stepjepa.tasks.registry import is_custom
 
 EPILOG = """\
 example: stepjepa evaluate --model_path runs/a --test_file test.jsonl \\
@@ -76,7 +76,7 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
     )
     evaluation = Evaluation(settings)
     evaluation.bad.tell()
-    tell_unused(evaluation.records.values(), extra=users_source(evaluation.task) is None)
+    tell_unused(evaluation.records.values(), extra=not is_custom(evaluation.task))
     if evaluation.system_prompt is not None:
         named = repr(evaluation.system_prompt) if evaluation.system_prompt else "none"
         print(f"system prompt: that of training ({named})")

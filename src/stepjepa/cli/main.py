@@ -12,7 +12,7 @@ from contextlib import nullcontext, redirect_stdout
 from stepjepa.base.errors import ANOTHER_ENDED, UserError, one_line, visible
 from stepjepa.base.files import DISK_REMEDIES, naming_disk_errors
 from stepjepa.base.offline import set_environment
-from stepjepa.base.processes import is_reported, started_together
+from stepjepa.base.processes import claim_report, started_together
 from stepjepa.base.signals import Stopped, raising
 from stepjepa.base.terminal import escape_unencodable_output, print_json
 from stepjepa.cli.commands import COMMANDS, known_flags, load, make_parser, naming_flags, parse
@@ -118,7 +118,7 @@ def _run_and_report(name: str, words: Sequence[str]) -> int:
         message = _error_with_dashes(name, visible(str(stop) or "interrupted"), interrupted=True)
         code = 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
     message = message and (f"stepjepa {name}: {message}" if name in COMMANDS else f"stepjepa: {message}")
-    if message and not is_reported(message, follows=code > 128 or ANOTHER_ENDED in message):
+    if message and claim_report(message, follows=code > 128 or ANOTHER_ENDED in message):
         print(message, file=sys.stderr)
     try:
         sys.stdout.flush()

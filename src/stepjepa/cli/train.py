@@ -129,9 +129,9 @@ def estimate(args: argparse.Namespace) -> JsonObject:
     from stepjepa.running.estimate import dry_run
     from stepjepa.running.estimate_text import GIB, on_device
 
-    peak, memory = DEVICES.get(args.device, (None, None))
-    peak = args.peak_tflops * 1e12 if args.peak_tflops else peak
-    memory = args.memory_gib * GIB if args.memory_gib else memory
+    device = DEVICES.get(args.device)
+    peak = args.peak_tflops * 1e12 if args.peak_tflops else device and device.peak
+    memory = args.memory_gib * GIB if args.memory_gib else device and device.memory
     records, held_out, _ = read_data(args.run)
     estimated = dry_run(
         args.run, records, held_out, processes=args.gpus, on_gpu=peak is not None, all_records=args.records

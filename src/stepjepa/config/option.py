@@ -19,7 +19,19 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from stepjepa.base.errors import UserError, did_you_mean, shown
 
@@ -41,20 +53,76 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
 
-def option(default: Any = MISSING, help: str = "", **more: Any) -> Any:
+class Details(TypedDict, total=False):
+    """Facts about an option beside type, default and help text, as :func:`option` takes them.
+
+    The last five are read by the owners of the option alone: :class:`JepaConfig` and :class:`RunConfig`.
+    """
+
+    group: str
+    """Heading in the help, instead of the class's."""
+
+    flag: str
+    """Name of the flag, if it is not that of the field."""
+
+    names: tuple[str, ...]
+    """Other names of the flag."""
+
+    metavar: str
+    """Placeholder of the value in the help."""
+
+    choices: tuple[str, ...]
+    """Allowed values, if the type is no ``Literal``."""
+
+    allowed: Range
+    """Test of a value, and its description for messages."""
+
+    parse: Callable[[str], Any]
+    """Converts the text of a flag; by default the type decides."""
+
+    expected: str
+    """Description of the texts that ``parse`` converts; by default that of ``allowed``."""
+
+    const: object
+    """Value of a flag that is named without a value."""
+
+    positional: bool
+    """Whether the command line has it without a flag."""
+
+    only_with: str
+    """Options without which this one has no effect: ``lora``, or ``target_grad ema``; several are joined by ``or``."""
+
+    affects: Literal["sequences", "encoding", "objective"]
+    """First stage of training whose results depend on it."""
+
+    views: bool
+    """Whether it has no effect in regular training."""
+
+    moves: bool
+    """Whether it holds a path, which may be another one on another machine."""
+
+    launch: bool
+    """Whether it belongs to one launch, so that the description of a run leaves it out."""
+
+    text: bool
+    """Whether a field that takes several values also takes one text (some of ``transformers.TrainingArguments``)."""
+
+
+class About(Details, total=False):
+    """All facts about an option beside type and default."""
+
+    help: str
+
+
+def option(default: Any = MISSING, help: str = "", **details: Unpack[Details]) -> Any:
     """Declare a dataclass field that is an option of a command.
 
     Args:
         default: the default value; without one the flag is required.
         help: the help text; ``--help`` shows it up to the first semicolon, ``--help_all`` and the reference show all.
-        more: ``group``: heading in the help, instead of the class's; ``names``: other names of the flag; ``metavar``;
-            ``choices``, if the type is no ``Literal``; ``allowed``: a :data:`Range`; ``parse``: converts the text,
-            instead of the type, and ``expected`` describes it; ``const``: the value of a flag given without one;
-            ``positional``: an argument without a flag; ``only_with``: the options without which this one has no effect,
-            ``lora`` or ``target_grad ema``, joined by ``or``; ``default_of_flag``: what it means where the flag is not
-            given, if that is not ``default``; what the owner needs, as ``affects`` of ``JepaConfig``.
+        details: see :class:`Details`.
     """
-    return field(default=default, metadata={"help": help, **more})
+    return field(default=default, metadata={"help": help, **details})
 
 
 @dataclass(frozen=True)
@@ -66,7 +134,7 @@ class Option:
     several: bool
     choices: tuple[str, ...]
     default: Any
-    about: Mapping[str, Any]
+    about: About
 
     @property
     def flag(self) -> str:
@@ -140,7 +208,8 @@ def options_of(*settings: DataclassInstance | type[DataclassInstance]) -> Iterat
             if get_origin(hint) in (list, tuple):
                 hint, several = get_args(hint)[0], True
             choices = get_args(hint) if get_origin(hint) is Literal else tuple(owner_field.metadata.get("choices", ()))
-            yield Option(owner_field.name, hint, several, choices, owner_field.default, owner_field.metadata)
+            about = cast(About, owner_field.metadata)
+            yield Option(owner_field.name, hint, several, choices, owner_field.default, about)
 
 
 def _reader(expected: str, convert: Callable[[str], T]) -> Callable[[str], T]:

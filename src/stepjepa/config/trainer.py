@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
-from stepjepa.config.option import Option
+from stepjepa.config.option import About, Option
 
 WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict", "remove_unused_columns")
 """Fields of ``TrainingArguments`` that have no effect with ``JepaTrainer``, and are refused."""
@@ -61,7 +61,7 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
         kind = str
     choices = choices or tuple(field.metadata.get("choices", ()))
     help_text = " ".join(str(field.metadata.get("help", "")).split()).replace("`", "")
-    about = {"help": help_text, "text": str in hints}
+    about: About = {"help": help_text, "text": str in hints}
     return Option(field.name, kind, several, choices, field.default, about)
 
 

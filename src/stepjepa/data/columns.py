@@ -76,28 +76,7 @@ def read_chat(
     """
     if columns is not None and len(columns) != 2:
         raise UserError(f"columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
-    chat_column = next((name for name in CHATS if not is_absent(row.get(name))), None) if columns is None else None
-    if chat_column is not None:
-        chat = Chat([], {chat_column}, [])
-        _add_turns(chat, row, chat_column, None)
-    else:
-        names = (USER, ASSISTANT) if columns is None else [(name,) for name in columns]
-        user_column, assistant_column = (_column(row, options) for options in names)
-        chat = Chat([], {user_column, assistant_column}, [])
-        if columns is None and "history" in row:
-            chat.used.add("history")
-            _add_history(chat, row["history"])
-        place = len(chat.messages)
-        _add_turns(chat, row, user_column, "user")
-        if columns is None and user_column == "instruction":
-            for name in _MORE:
-                if name in row:
-                    chat.used.add(name)
-                    if not is_absent(row[name]):
-                        chat.messages[place]["content"] += f"\n\n{_text(row, name)}"
-        _add_turns(chat, row, assistant_column, "assistant")
-        if columns is None and not isinstance(row[assistant_column], list):
-            _add_thought(chat, row)
+    chat = _recognised_chat(row) if columns is None else _chat_of_columns(row, *columns)
     if columns is None:
         _check_no_preferences(row, chat.used)
     if system is not None:
@@ -107,6 +86,40 @@ def read_chat(
         chat_messages = [message for message in chat.messages if message["role"] not in SYSTEM_ROLES]
         return chat._replace(messages=[{"role": "system", "content": system_prompt}, *chat_messages])
     return chat if columns is not None else _with_system(chat, row)
+
+
+def _chat_of_columns(row: Mapping[str, object], user_name: str, assistant_name: str) -> Chat:
+    """Read the chat of two named columns."""
+    user_column, assistant_column = _column(row, (user_name,)), _column(row, (assistant_name,))
+    chat = Chat([], {user_column, assistant_column}, [])
+    _add_turns(chat, row, user_column, "user")
+    _add_turns(chat, row, assistant_column, "assistant")
+    return chat
+
+
+def _recognised_chat(row: Mapping[str, object]) -> Chat:
+    """Read the chat of a row by the usual names of columns: a whole chat, or else a question and an answer."""
+    chat_column = next((name for name in CHATS if not is_absent(row.get(name))), None)
+    if chat_column is not None:
+        chat = Chat([], {chat_column}, [])
+        _add_turns(chat, row, chat_column, None)
+        return chat
+    user_column, assistant_column = _column(row, USER), _column(row, ASSISTANT)
+    chat = Chat([], {user_column, assistant_column}, [])
+    if "history" in row:
+        chat.used.add("history")
+        _add_history(chat, row["history"])
+    question = len(chat.messages)
+    _add_turns(chat, row, user_column, "user")
+    for name in _MORE if user_column == "instruction" else ():
+        if name in row:
+            chat.used.add(name)
+            if not is_absent(row[name]):
+                chat.messages[question]["content"] += f"\n\n{_text(row, name)}"
+    _add_turns(chat, row, assistant_column, "assistant")
+    if not isinstance(row[assistant_column], list):
+        _add_thought(chat, row)
+    return chat
 
 
 def _with_system(chat: Chat, row: Mapping[str, object]) -> Chat:

@@ -29,15 +29,7 @@ _LONGEST_FIELD = 2**27
 
 def _read_json(path: Path, wrong: Wrong) -> Rows:
     """Read JSON lines; or a list of objects, objects over several lines, an object with a list (:data:`_LISTS`)."""
-    with path.open("rb") as stream:
-        lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in stream)
-        first = next(filter(None, lines), b"{}")
-    try:
-        value = json.loads(first)
-        by_line = not (isinstance(value, list) or (isinstance(value, dict) and _is_wrapped(value)))
-    except (ValueError, RecursionError):  # also a number of thousands of digits
-        by_line = not first.startswith((b"[", b"{"))
-    values = [] if by_line else _json_values(path)
+    values = [] if _is_by_line(_first_filled_line(path)) else _json_values(path)
     if not values:
         yield from read_jsonl(path, wrong=lambda error: wrong(error, error.line or 0))
         return
@@ -60,12 +52,25 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
 
 def read_unnamed(path: Path, wrong: Wrong) -> Rows:
     """Read a file whose name says no format: JSON."""
-    with path.open("rb") as stream:
-        first = next(filter(None, (line.removeprefix(codecs.BOM_UTF8).strip() for line in stream)), b"{")
-    if not first.startswith((b"{", b"[")):
+    if not _first_filled_line(path).startswith((b"{", b"[")):
         fault = f"holds no JSON, and its name ends in none of {', '.join(FORMATS)}"
         raise UserError(f"{fault}; unpack or convert it, and name it after its format", path=path)
     yield from _read_json(path, wrong)
+
+
+def _first_filled_line(path: Path) -> bytes:
+    """Return the first line of a file that is not blank, without white space around it; ``{}`` if there is none."""
+    with path.open("rb") as stream:
+        return next(filter(None, (line.removeprefix(codecs.BOM_UTF8).strip() for line in stream)), b"{}")
+
+
+def _is_by_line(first: bytes) -> bool:
+    """Return whether a file of JSON with this first line has one row a line, or is to be read line by line anyway."""
+    try:
+        value = json.loads(first)
+    except (ValueError, RecursionError):  # also a number of thousands of digits
+        return not first.startswith((b"[", b"{"))
+    return not (isinstance(value, list) or (isinstance(value, dict) and _is_wrapped(value)))
 
 
 def _json_values(path: Path) -> list[tuple[int, object]]:

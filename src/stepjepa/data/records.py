@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepjepa.base.errors import UserError, one_line, shown, visible
 from stepjepa.base.json_object import JsonObject, json_fault
@@ -153,19 +153,19 @@ def parse_record(
         check_text_only(value)
         chat = read_chat(value, columns)
         trained = check_turns(chat.messages)
-        views, view_columns = _check_views(value, chat.used)
+        views = _read_views(value, chat.used)
         tools_name = tools_column(value)
         tools, variables = read_tools(value.get(tools_name)), read_variables(value.get("chat_template_kwargs"))
     except UserError as error:
         raise error.at(path, line) from None
-    read = {*chat.used, *view_columns, *MEDIA, tools_name, "chat_template_kwargs"}
+    read = {*chat.used, *views.columns, *MEDIA, tools_name, "chat_template_kwargs"}
     return Record(
         messages=tuple(chat.messages[:trained]),
-        views=views,
+        views=views.pairs,
         path=str(path),
         line=line,
         extra={key: value[key] for key in value if key not in read},
-        columns=tuple(name for name in value if name in chat.used or name in {*view_columns} - {"views"}),
+        columns=tuple(name for name in value if name in chat.used or name in {*views.columns} - {"views"}),
         tools=tools,
         chat_template_kwargs=variables,
         unused=tuple(chat.unused),
@@ -223,10 +223,15 @@ def fields_beside(row: Mapping[str, object], used: set[str]) -> JsonObject:
     return dict(json.loads(json.dumps(beside, default=str)))
 
 
-def _check_views(
-    value: Mapping[str, Any], used: set[str]
-) -> tuple[tuple[tuple[str, str], ...] | None, tuple[str, ...]]:
-    """Return the explicit views of a row, and the columns that they are from."""
+class _ExplicitViews(NamedTuple):
+    """The views that a row names."""
+
+    pairs: tuple[tuple[str, str], ...] | None = None  # of source and target; None for a row without explicit views
+    columns: tuple[str, ...] = ()  # the columns that they were read from
+
+
+def _read_views(value: Mapping[str, Any], used: set[str]) -> _ExplicitViews:
+    """Read the explicit views of a row whose chat was read from the columns ``used``; UserError if they are wrong."""
     pairs = value.get("views")
     if pairs is not None:
         is_list_of_lists = isinstance(pairs, list | tuple) and all(isinstance(pair, list | tuple) for pair in pairs)
@@ -234,12 +239,12 @@ def _check_views(
             len(pair) == 2 and all(isinstance(view, str) for view in pair) for pair in pairs
         ):
             raise UserError("'views' must be a list of pairs of texts: [[source, target], ...]")
-        return tuple((source, target) for source, target in pairs), ("views",)
+        return _ExplicitViews(tuple((source, target) for source, target in pairs), ("views",))
     # A table's columns of these names may be the chat itself; one of them alone is another program's rendered chat.
     if used & {*_VIEW_ROLES} or any(value.get(key) is None for key in _VIEW_ROLES):
-        return None, ()
+        return _ExplicitViews()
     text, code = (_view(value[key], key, role) for key, role in _VIEW_ROLES.items())
-    return ((text, code),), tuple(_VIEW_ROLES)
+    return _ExplicitViews(((text, code),), tuple(_VIEW_ROLES))
 
 
 def _view(value: object, key: str, role: str) -> str:

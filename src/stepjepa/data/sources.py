@@ -14,7 +14,7 @@ from stepjepa.data.columns import Columns
 from stepjepa.data.formats import FORMATS, Rows, Wrong, first_line, read_unnamed
 from stepjepa.data.messages import without_row_fillers
 from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
-from stepjepa.data.records import BadRecords, Record, parse_record
+from stepjepa.data.records import BadRecords, Data, Record, as_records, parse_record
 
 
 def read_rows(
@@ -94,7 +94,7 @@ def check_source(source: str | os.PathLike[str]) -> None:
         existing_file(path, "data file")
 
 
-def each_of_any(
+def each_record_of_source(
     source: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
 ) -> Iterator[Record]:
     """Yield the records of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
@@ -123,6 +123,17 @@ def each_of_any(
         yield record
     if not number:
         raise UserError("holds no records; name another subset or split", path=name)
+
+
+def each_record_of_data(data: Data) -> Iterator[Record]:
+    """Yield the records of ``data`` that were passed in Python: as the name of a source, or as objects.
+
+    Raises:
+        UserError: a record is wrong; the remedy names no setting, since the caller has none for the reader.
+    """
+    if isinstance(data, str | os.PathLike):
+        return each_record_of_source(data, bad=BadRecords())
+    return as_records(data)
 
 
 def mix(sizes: Sequence[int], weights: Sequence[float] | None, seed: int) -> list[list[int]]:

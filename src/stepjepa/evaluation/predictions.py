@@ -17,7 +17,7 @@ from stepjepa.evaluation.output import meta_file, summary_file
 from stepjepa.evaluation.selection import Selection
 from stepjepa.evaluation.settings import ScoreSettings
 from stepjepa.models.sampling import Answer
-from stepjepa.tasks.registry import users_source
+from stepjepa.tasks.registry import is_custom
 
 _CHUNK = 128  # records scored between two updates of the progress bar; a task may score them in parallel
 
@@ -26,7 +26,7 @@ def score_predictions(settings: ScoreSettings) -> JsonObject:
     """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary."""
     records = read_records(settings.test_file, bad=BadRecords())
     selection = Selection(records, **settings.selection)
-    tell_unused(selection.records.values(), extra=users_source(selection.task) is None)
+    tell_unused(selection.records.values(), extra=not is_custom(selection.task))
     answers, prompts = _read_answers(settings, len(records), selection.records)
     questions = [Question(index, record, prompts[index]) for index, record in selection.records.items()]
     lines: list[JsonObject] = []

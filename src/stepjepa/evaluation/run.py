@@ -32,7 +32,7 @@ from stepjepa.models.names import check_model_name, check_trained
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.prompts import share_trained_on, training_system_prompt, with_system_prompt
 from stepjepa.store.record import trained_objective
-from stepjepa.tasks.registry import users_source
+from stepjepa.tasks.registry import source_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -106,7 +106,7 @@ class Evaluation:
             "test_file": fingerprint(settings.test_file),
             "examples": len(self.records),
             "task": self.task.name,
-            "task_source": users_source(self.task),
+            "task_source": source_fingerprint(self.task),
             "task_options": self.selection.options,
             "headline": self.selection.headline,
             "prompt": {"system": self.system_prompt, "plain": settings.plain, **columns},

@@ -9,7 +9,7 @@ from stepjepa.data.records import Record
 from stepjepa.evaluation.output import summarise
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.reference import with_published_rules
-from stepjepa.tasks.registry import choose_task, keep
+from stepjepa.tasks.registry import choose_records, choose_task
 
 
 class Selection:
@@ -39,7 +39,7 @@ class Selection:
         chosen = choose_task(task, records, options)
         self.task = with_published_rules(chosen) if scoring == "reference" else chosen
         self.headline = self.task.beginning if startswith else self.task.headline
-        self.records, self.left_out = keep(self.task, records)
+        self.records, self.left_out = choose_records(self.task, records)
         self.options = {name: getattr(options, name) for name in chosen.used_options if name != "workers"}
 
     def summarise(self, lines: Sequence[JsonObject]) -> JsonObject:

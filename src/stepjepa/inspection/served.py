@@ -24,7 +24,7 @@ from stepjepa.config.run import RunConfig
 from stepjepa.data.records import BadRecords, Record, parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.models.loading import load_tokenizer
-from stepjepa.store.folder import CONFIG_FILE
+from stepjepa.store.folder import CONFIG_FILE, run_folder_of
 from stepjepa.store.record import RunRecord, record_of
 from stepjepa.views.sequences import Ids, TokenizedRecord
 
@@ -208,9 +208,8 @@ def check_export(
 
 def _records_of_run(model_path: Path, run: RunRecord) -> tuple[list[Record], str]:
     """Return some training records of a run, or made-up chats; and a description of them."""
-    folder = model_path.parent if model_path.name.startswith("checkpoint-") else model_path
     try:
-        config = RunConfig.read(folder / CONFIG_FILE)
+        config = RunConfig.read(run_folder_of(model_path) / CONFIG_FILE)
         file = Path(str(config.train_file or config.data_file))
         # Not a pipe, which can be read only once, and not a data set of the hub.
         if file.is_file():

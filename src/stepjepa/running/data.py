@@ -1,7 +1,6 @@
 """Read the records of a run: from files, from one file that is split, or from a mixture of data sets."""
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,8 +19,8 @@ from stepjepa.base.typed_json import to_json
 from stepjepa.chat.source import read_template
 from stepjepa.config.run import RunConfig
 from stepjepa.data.questions import draw_held_out, question_hashes
-from stepjepa.data.records import BadRecords, Data, Record, as_records, tell_unused
-from stepjepa.data.sources import check_source, each_of_any, each_record, mix
+from stepjepa.data.records import BadRecords, Data, Record, tell_unused
+from stepjepa.data.sources import check_source, each_record, each_record_of_data, each_record_of_source, mix
 from stepjepa.data.summarising import records_fingerprint
 from stepjepa.models.names import check_base
 from stepjepa.store.record import Source
@@ -105,7 +104,7 @@ def _split(run: RunConfig, records: Sequence[Record]) -> tuple[NDArray[np.bool_]
 
 def _in_memory(data: Data) -> tuple[Spooled[Record], Source]:
     """Return records that were passed in Python, as objects or as the name of a file, and describe them."""
-    records = Spooled(each_of_any(data, bad=BadRecords()) if isinstance(data, str | os.PathLike) else as_records(data))
+    records = Spooled(each_record_of_data(data))
     if not records:
         raise UserError("the data set holds no records; add at least one")
     return records, Source(records=len(records), sha256=records_fingerprint(records))
@@ -113,7 +112,7 @@ def _in_memory(data: Data) -> tuple[Spooled[Record], Source]:
 
 def read_mixture(run: RunConfig) -> tuple[Spooled[Record], Source]:
     """Return the mixed records of ``dataset``, and a description of their source."""
-    parts, sources = zip(*(_read(run, source, each_of_any) for source in run.dataset or ()), strict=True)
+    parts, sources = zip(*(_read(run, source, each_record_of_source) for source in run.dataset or ()), strict=True)
     chosen = mix([len(part) for part in parts], run.dataset_weights, run.split_seed)
     drawn = ((part[index] for index in indices) for part, indices in zip(parts, chosen, strict=True))
     records = Spooled(chain.from_iterable(drawn))

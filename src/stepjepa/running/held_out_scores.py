@@ -15,7 +15,7 @@ from stepjepa.evaluation.retrieval_scores import RetrievalScores
 from stepjepa.objectives.objective import Objective
 from stepjepa.store.prompts import common_system_prompt, with_system_prompt
 from stepjepa.tasks.base import Task, TaskOptions
-from stepjepa.tasks.registry import choose_task, keep
+from stepjepa.tasks.registry import choose_records, choose_task
 from stepjepa.training.held_out import check_best_metric
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _held_out_questions(
 ) -> tuple[Task, list[Record]]:
     """Return the task of the held-out records, and those that it can score, prompted as in ``stepjepa evaluate``."""
     task = choose_task(config.eval_task, records, TaskOptions(config.spider_path, config.missing_databases))
-    answerable = list(keep(task, records)[0].values())
+    answerable = list(choose_records(task, records).evaluated.values())
     prompt = common_system_prompt(system_prompts(trained))
     return task, answerable if prompt is None else with_system_prompt(answerable, prompt)
 

@@ -7,6 +7,7 @@ model.safetensors or adapter_model.safetensors, tokenizer ... the trained model
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -102,6 +103,12 @@ def checkpoints(folder: Path) -> list[Path]:
 def _number(checkpoint: Path) -> int:
     """Return N of a folder ``checkpoint-N``: the steps after which it was saved."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def run_folder_of(model_path: str | os.PathLike[str]) -> Path:
+    """Return the run folder that a checkpoint folder is in; any other path unchanged."""
+    folder = Path(model_path)
+    return folder.parent if folder.name.startswith("checkpoint-") else folder
 
 
 def last_checkpoint(

@@ -16,7 +16,7 @@ from stepjepa.base.spool import BLOCK
 from stepjepa.data.messages import SYSTEM_ROLES
 from stepjepa.data.questions import FORMS, question_hashes
 from stepjepa.data.records import Record
-from stepjepa.store.folder import PROMPTS_FILE
+from stepjepa.store.folder import PROMPTS_FILE, run_folder_of
 from stepjepa.store.record import record_of
 
 
@@ -58,8 +58,7 @@ def write_trained_prompts(folder: Path, questions: Mapping[str, array[int]]) -> 
 
 def prompts_file(model_path: str) -> Path:
     """Return the file of hashes of a run folder, or of the run that a checkpoint folder belongs to."""
-    folder = Path(model_path)
-    return (folder.parent if folder.name.startswith("checkpoint-") else folder) / PROMPTS_FILE
+    return run_folder_of(model_path) / PROMPTS_FILE
 
 
 def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, float] | None:

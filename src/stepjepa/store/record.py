@@ -17,7 +17,7 @@ from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import duration
 from stepjepa.base.typed_json import Origin, at_least, from_json, omitted_if_none, to_json, unknown_fields
 from stepjepa.config.jepa import DEFAULTS
-from stepjepa.store.folder import CONFIG_FILE, PROMPTS_FILE, RUN_FILE
+from stepjepa.store.folder import CONFIG_FILE, PROMPTS_FILE, RUN_FILE, run_folder_of
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -245,8 +245,8 @@ def complete_objective(jepa: JsonObject) -> JsonObject:
 
 def record_of(model_path: str | os.PathLike[str]) -> RunRecord | None:
     """Read the record of the run that trained a model (a run folder, or a checkpoint in one); None for other models."""
-    folder = Path(model_path)
-    places = (folder, folder.parent) if folder.name.startswith("checkpoint-") else (folder,)
+    # A folder with a run record of its own may have the name of a checkpoint.
+    places = (Path(model_path), run_folder_of(model_path))
     return next((read_record(place) for place in places if (place / RUN_FILE).is_file()), None)
 
 

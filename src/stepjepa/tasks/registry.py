@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import NamedTuple
 
 from stepjepa.base.errors import UserError, did_you_mean
 from stepjepa.base.files import fingerprint
@@ -48,12 +49,14 @@ def load_task(name: str) -> type[Task]:
     raise UserError(f"task: no task '{name}'; {expected}{did_you_mean(name, TASKS)}")
 
 
-def users_source(task: Task) -> str | None:
-    """Return the fingerprint of a custom task's source file; None for a task of this package."""
-    module = type(task).__module__
-    if module.startswith("stepjepa."):
-        return None
-    file = getattr(sys.modules[module], "__file__", None)
+def is_custom(task: Task) -> bool:
+    """Return whether a task is the user's own, and not one of this package."""
+    return not type(task).__module__.startswith("stepjepa.")
+
+
+def source_fingerprint(task: Task) -> str | None:
+    """Return the SHA-256 of a custom task's source file; None for a task of this package, or without a file."""
+    file = getattr(sys.modules[type(task).__module__], "__file__", None) if is_custom(task) else None
     return None if file is None else fingerprint(file)
 
 
@@ -104,8 +107,15 @@ def _recognise(records: Sequence[Record]) -> type[Task]:
     return kind
 
 
-def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict[str, int]]:
-    """Return the records that a task evaluates, by their index, and the counts of skipped records, by reason.
+class ChosenRecords(NamedTuple):
+    """The records that a task evaluates, and the others."""
+
+    evaluated: dict[int, Record]  # by their index
+    left_out: dict[str, int]  # reason -> number of records
+
+
+def choose_records(task: Task, records: Sequence[Record]) -> ChosenRecords:
+    """Choose the records that a task evaluates.
 
     Raises:
         UserError: no record is left, or one has no truth that the task can use.
@@ -124,4 +134,4 @@ def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict
     if not evaluated:
         reasons = "; ".join(f"{reason}: {count}" for reason, count in left_out.most_common())
         raise UserError(f"no record is left ({reasons}); name another `test_file` or `task`", path=records[0].path)
-    return evaluated, dict(left_out)
+    return ChosenRecords(evaluated, dict(left_out))

@@ -24,14 +24,11 @@ from stepjepa.tasks.base import (
     right_answer,
 )
 from stepjepa.tasks.raw_values import chat_record, read_text_field
-from stepjepa.tasks.sql_execution import Verdict, judge, result_name
+from stepjepa.tasks.sql_execution import Check, Verdict, judge, result_name
 from stepjepa.tasks.sql_order import QUOTES_AND_COMMENTS, orders_rows
 from stepjepa.tasks.workers import Workers
 
 _DATABASE = re.compile(r"For db_id:\[([^\[\]\n]*)\]")
-
-Call = tuple[str, str, str | None, bool, float, int]
-"""The arguments of ``sql_execution.judge``; the answer is None to run only the true query."""
 
 
 class SpiderTask(Task):
@@ -90,42 +87,45 @@ class SpiderTask(Task):
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
         """Run answers in parallel, in separate processes; equal ones are run once."""
-        seconds = self.options.time_limit
-        # Half of the memory is for SQLite, half for the rows that are compared.
-        memory = max(1, self.options.memory_limit // 2)
-        calls: list[Call] = []
-        for record, response in zip(records, responses, strict=True):
-            database, gold = str(self._database(record)), self.truth(record)
-            for sql in (strip_code_fence(response.content), first_statement(response.content)):
-                calls.append((database, gold, sql or None, orders_rows(gold), seconds, memory))
-        distinct = list(dict.fromkeys(calls))
+        # Of each answer the whole text, and its first statement.
+        pairs = [
+            (
+                self._check(record, strip_code_fence(response.content)),
+                self._check(record, first_statement(response.content)),
+            )
+            for record, response in zip(records, responses, strict=True)
+        ]
+        distinct = list(dict.fromkeys(check for pair in pairs for check in pair))
         # Each of the two queries has its own time limit; a process is ended only if one exceeds it.
-        outcomes = self.run_within_limits(judge, distinct, 2 * seconds + 5)
+        seconds = 2 * self.options.time_limit + 5
+        outcomes = self.run_within_limits(judge, [(check,) for check in distinct], seconds)
         verdicts = {}
-        for call, outcome in zip(distinct, outcomes, strict=True):
+        for check, outcome in zip(distinct, outcomes, strict=True):
             # If both queries were run, most likely the answer ended the process; its output must equal no other.
             failure = f"{outcome.failure}: {outcome.message}"
-            ended = Verdict(gold_failure=failure) if call[2] is None else Verdict(failure=failure, output=failure)
-            verdicts[call] = ended if outcome.failure else outcome.value
+            ended = Verdict(gold_failure=failure) if check.sql is None else Verdict(failure=failure, output=failure)
+            verdicts[check] = ended if outcome.failure else outcome.value
         return [
-            self._scored(response.content, full, verdicts[full], verdicts[first])
-            for response, full, first in zip(responses, calls[::2], calls[1::2], strict=True)
+            self._scored(response.content, whole, verdicts[whole], verdicts[first])
+            for response, (whole, first) in zip(responses, pairs, strict=True)
         ]
+
+    @property
+    def _sqlite_memory(self) -> int:
+        """Memory limit of SQLite, in MiB: half of that of a process; the rest is for the rows that are compared."""
+        return max(1, self.options.memory_limit // 2)
+
+    def _check(self, record: Record, sql: str) -> Check:
+        """Return the comparison of a query with that of a record; an empty one is not run."""
+        gold, seconds = self.truth(record), self.options.time_limit
+        return Check(str(self._database(record)), gold, sql or None, orders_rows(gold), seconds, self._sqlite_memory)
 
     def answer_names(self, records: Sequence[Record]) -> list[str | None]:
         """Return the result of each true query in its database; None for a query that fails."""
-        limits = self.options
-        memory = max(1, limits.memory_limit // 2)
-        calls = [
-            (
-                str(self._database(record)),
-                self.truth(record),
-                orders_rows(self.truth(record)),
-                limits.time_limit,
-                memory,
-            )
-            for record in records
-        ]
+        limits, calls = self.options, []
+        for record in records:
+            gold = self.truth(record)
+            calls.append((str(self._database(record)), gold, orders_rows(gold), limits.time_limit, self._sqlite_memory))
         # The task's own processes run another function.
         seconds = limits.time_limit + 5
         workers = Workers(result_name, seconds=seconds, memory=limits.memory_limit, processes=limits.workers)
@@ -135,17 +135,16 @@ class SpiderTask(Task):
             workers.close()
 
     @staticmethod
-    def _scored(text: str, call: Call, full: Verdict, first: Verdict) -> Scored:
+    def _scored(text: str, check: Check, full: Verdict, first: Verdict) -> Scored:
         """Make the scores of an answer from the verdicts on the whole text and on its first statement."""
-        _, gold, sql, *_ = call
         scores: dict[str, bool | float] = {
             "execution": full.right,
             "same_columns": full.same_columns,
             "first_statement": full.right or first.right,
-            **text_scores(text, gold),
+            **text_scores(text, check.gold),
         }
         extracted = {
-            "sql": sql,
+            "sql": check.sql,
             "failure": full.failure,
             "gold_failure": full.gold_failure,
             "gold_order": "not determined" if full.ties else None,
@@ -154,7 +153,7 @@ class SpiderTask(Task):
         }
         reason = full.failure or full.gold_failure
         failed = WRONG if reason is None else TIMED_OUT if reason.startswith(("time:", "memory:")) else FAILED
-        return Scored(scores, extracted, None if full.right else failed if sql else NO_ANSWER)
+        return Scored(scores, extracted, None if full.right else failed if check.sql else NO_ANSWER)
 
     def vote(self, scored: Scored, response: Response) -> str | None:
         """Return the query with single spaces; a failed query has no vote (its failure is known without the truth)."""

@@ -147,8 +147,15 @@ def _read(cursor: sqlite3.Cursor, most_rows: int) -> Table:
     return Table(rows, len(cursor.description))
 
 
-def compare(gold: Table, result: Table, *, ordered: bool) -> tuple[bool, bool]:
-    """Return whether two results are equal up to the order of columns, and whether that order is equal, too.
+class Match(NamedTuple):
+    """In what two results are equal."""
+
+    rows: bool  # their rows, up to the order of columns
+    columns: bool  # the order of columns, too
+
+
+def compare(gold: Table, result: Table, *, ordered: bool) -> Match:
+    """Compare two results.
 
     Rows are compared as multisets, with ``ordered`` as lists; one order of the columns must fit all rows. A whole
     number is equal as integer and as float; other floats are compared to twelve digits, since sums depend on the order
@@ -161,12 +168,12 @@ def compare(gold: Table, result: Table, *, ordered: bool) -> tuple[bool, bool]:
     """
     first, second = ([tuple(map(_settled, row)) for row in table.rows] for table in (gold, result))
     if gold.columns != result.columns or len(first) != len(second):
-        return False, False
+        return Match(False, False)
     if first == second or (not ordered and Counter(first) == Counter(second)):
-        return True, True
+        return Match(True, True)
     columns, others = list(zip(*first, strict=True)), list(zip(*second, strict=True))
     if ordered:
-        return Counter(columns) == Counter(others), False
+        return Match(Counter(columns) == Counter(others), False)
     # Equal columns are interchangeable, so only distinct ones are permuted. Results with very many columns of equal
     # content have more permutations than are tried, and count as different.
     different = list(dict.fromkeys(others))
@@ -177,7 +184,7 @@ def compare(gold: Table, result: Table, *, ordered: bool) -> tuple[bool, bool]:
         and Counter(zip(*(different[at] for at in chosen), strict=True)) == Counter(first)
         for chosen in islice(product(*fits), 10_000)
     )
-    return rearranged, False
+    return Match(rearranged, False)
 
 
 class Verdict(NamedTuple):
@@ -213,34 +220,36 @@ def depends_on_ties(database: str | os.PathLike[str], sql: str, table: Table, *,
                 other = run_query(database, changed, seconds=remaining, memory=memory, rank=rank)
             except QueryError:
                 continue
-            if not compare(table, other, ordered=True)[1]:
+            if not compare(table, other, ordered=True).columns:
                 return True
             break
     return False
 
 
-def judge(  # noqa: PLR0917  # arguments are sent to another process by position
-    database: str, gold: str, sql: str | None, ordered: bool, seconds: float, memory: int
-) -> Verdict:
-    """Compare the results of the right query and another (None: run only the right one), each within its limits.
+class Check(NamedTuple):
+    """The queries that :func:`judge` compares, and the limits of each."""
 
-    Args:
-        database: path of the SQLite file.
-        gold: the right query.
-        sql: the other query; None to run only the right one.
-        ordered: whether the order of rows counts.
-        seconds: limit of time.
-        memory: limit in MiB.
-    """
+    database: str  # path of the SQLite file
+    gold: str  # the right query
+    sql: str | None  # the query to judge; None to run only the right one
+    ordered: bool  # whether the order of rows counts
+    seconds: float
+    memory: int  # in MiB
+
+
+def judge(check: Check) -> Verdict:
+    """Compare the results of the right query and of the one to judge, each within its limits."""
+    database, gold, sql, ordered, seconds, memory = check
     started = time.monotonic()
     try:
         truth = run_query(database, gold, seconds=seconds, memory=memory)
     except QueryError as error:
-        # The published rule compares printed output, which is empty here.
-        with suppress(QueryError):
-            output = "" if sql is None else _printed(run_query(database, sql, seconds=seconds, memory=memory).rows)
-            return Verdict(gold_failure=f"{error.kind}: {error}", output=output)
-        return Verdict(gold_failure=f"{error.kind}: {error}")
+        failed = Verdict(gold_failure=f"{error.kind}: {error}")
+        if sql is not None:
+            # The published rule compares printed output, and that of the right query is empty here.
+            with suppress(QueryError):
+                return failed._replace(output=_printed(run_query(database, sql, seconds=seconds, memory=memory).rows))
+        return failed
     remaining = seconds - (time.monotonic() - started)
     ties = ordered and depends_on_ties(database, gold, truth, seconds=remaining, memory=memory)
     of_truth = Verdict(gold_output=_printed(truth.rows), ties=ties)
@@ -253,8 +262,8 @@ def judge(  # noqa: PLR0917  # arguments are sent to another process by position
         if error.kind == "rows":
             return of_truth._replace(output=str(error))
         return of_truth._replace(failure=f"{error.kind}: {error}")
-    right, same_columns = compare(truth, result, ordered=ordered)
-    return of_truth._replace(right=right, same_columns=same_columns, output=_printed(result.rows))
+    match = compare(truth, result, ordered=ordered)
+    return of_truth._replace(right=match.rows, same_columns=match.columns, output=_printed(result.rows))
 
 
 def result_name(database: str, sql: str, ordered: bool, seconds: float, memory: int) -> str | None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from stepjepa.base.spool import Spooled
 from stepjepa.batch.dataset import Prepared
-from stepjepa.data.records import BadRecords, Data, as_records
-from stepjepa.data.sources import each_of_any
+from stepjepa.data.records import Data, as_records
+from stepjepa.data.sources import each_record_of_data
 from stepjepa.models.architecture import base_model
 from stepjepa.models.loading import load_model, load_tokenizer
 from stepjepa.models.presets import PREFIX
@@ -42,7 +42,7 @@ def load_named(
         ValueError: a preset is named without records.
     """
     if isinstance(data, str | os.PathLike):
-        data = Spooled(each_of_any(data, bad=BadRecords()))
+        data = Spooled(each_record_of_data(data))
     texts: Iterator[str] = iter(())
     if isinstance(model, str):
         if model.startswith(PREFIX):
