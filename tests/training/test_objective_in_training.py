@@ -18,8 +18,9 @@ from slow_trees import separately
 from stepjepa.batch.prepare import prepare
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.alignment import SIGReg
+from stepjepa.objectives.monitors import RUNNING_SUMS
 from stepjepa.objectives.objective import Objective
-from stepjepa.objectives.term import Context
+from stepjepa.objectives.term import TERMS, Context, Term, term
 from stepjepa.objectives.text import LMLoss, tube
 from stepjepa.training.trainer import JepaTrainer
 from stepjepa.views.sequences import SampledRecord
@@ -52,6 +53,12 @@ def test_the_schedule_is_that_of_the_run_and_the_weight_used_is_logged(trained_t
     assert [line["lbd"] for line in lines(run)] == pytest.approx([0.0, 0.2, 0.4])
     for line in lines(run):
         assert line["loss"] == pytest.approx(line["lm_loss"] + line["lbd"] * line["jepa_loss"], rel=1e-4)
+    # A term of the user's own can take the name of no other column and of no running sum.
+    run.evaluate()
+    columns = {name.removeprefix("eval_") for line in run.state.log_history for name in line if name[:6] != "train_"}
+    for name in {*columns, *RUNNING_SUMS, "train_loss"} - set(TERMS):
+        with pytest.raises(ValueError, match="expected another name for a term"):
+            term(name)(type("Own", (Term,), {}))
 
 
 def test_directions_are_drawn_anew_every_step(trained_tokenizer: Any, tmp_path: Path) -> None:

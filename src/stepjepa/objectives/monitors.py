@@ -114,6 +114,15 @@ MONITORS = (
 )
 """Names of what :meth:`MetricWindow.monitors` computes."""
 
+PAIR_SUMS = ("matched", "shuffled", "pairs", "crossings")
+"""Names of the running sums of :meth:`MetricWindow.add_pairs`."""
+
+RUNNING_SUMS = (
+    *("steps", "jepa_steps", *PAIR_SUMS),
+    *("tokens", "records", "records_with_views", "records_without_pair"),
+)
+"""Names of the running sums of a log line beside those of the terms, in the order in which processes add them up."""
+
 
 class WindowState(TypedDict):
     """Contents of a :class:`MetricWindow`, on the CPU."""
@@ -144,7 +153,8 @@ class MetricWindow:
         source, target = source.detach(), target.detach()
         matched, shuffled = pair_similarity(source, target)
         count = len(source)
-        self.add(matched=matched, shuffled=shuffled, pairs=count, crossings=count * (count - 1))
+        sums = (matched, shuffled, count, count * (count - 1))
+        self.add(**dict(zip(PAIR_SUMS, sums, strict=True)))
         self._pairs.append((source, target))
         while sum(len(first) for first, _ in self._pairs[1:]) >= self._keep:
             self._pairs.pop(0)
@@ -169,7 +179,7 @@ class MetricWindow:
         """Compute similarities and :meth:`geometry`.
 
         Args:
-            sums: those of all processes, under the names of :meth:`add_pairs`; None for this window's own.
+            sums: those of all processes, under the names of :data:`PAIR_SUMS`; None for this window's own.
             processes: number of processes, each with a window; all of them must call this, and get the same.
         """
         sums = {name: float(value) for name, value in self._sums.items()} if sums is None else sums

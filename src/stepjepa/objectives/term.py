@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import load_class
+from stepjepa.objectives.monitors import MONITORS, RUNNING_SUMS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -119,13 +120,10 @@ class Term(ABC):
 TERMS: dict[str, type[Term]] = {}
 """All registered terms by name."""
 
-# Names that terms can't have: keys of losses, checkpoint files or log lines.
-_RESERVED = {"loss", "source", "target", "steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings", "tokens"}
-_RESERVED |= {"records", "records_with_views", "records_without_pair", "model", "adapter_model", "ema"}
-_RESERVED |= {"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_tokens", "runtime"}
-_RESERVED |= {"without_pair_share"}
-_RESERVED |= {"matched_similarity", "shuffled_similarity", "retrieval_top1", "rank_pairs"}
-_RESERVED |= {f"{side}_rank{kind}" for side in ("source", "target") for kind in ("", "_centred")}
+# Names that terms can't have: keys of losses, checkpoint files or columns of log lines.
+_RESERVED = {"loss", "source", "target", "model", "adapter_model", "ema", *RUNNING_SUMS, *MONITORS}
+_RESERVED |= {"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_tokens", "runtime", "train_loss"}
+_RESERVED |= {"lbd", "without_pair_share"}
 _RESERVED |= {f"{unit}_per_second" for unit in ("tokens", "records", "pairs", "samples", "steps")}
 
 

@@ -14,7 +14,7 @@ from stepjepa.base.errors import did_you_mean, shown
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.models.architecture import evaluating
-from stepjepa.objectives.monitors import MONITORS, MetricWindow
+from stepjepa.objectives.monitors import MONITORS, PAIR_SUMS, MetricWindow
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
 from stepjepa.training.held_out_sets import UNNAMED, named_metric
@@ -148,7 +148,7 @@ def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, fl
             if len(losses.source):
                 window.add_pairs(losses.source, losses.target)
     names = [*objective.names, *(f"count_{name}" for name in objective.names)]
-    names += ["records", "matched", "shuffled", "pairs", "crossings"]
+    names += ["records", *PAIR_SUMS]
     summed = dict(zip(names, trainer.total(window.totals(names)), strict=True))
     sums = {name: torch.tensor(summed[name]) for name in objective.names}
     means = objective.means(sums, {name: summed[f"count_{name}"] for name in objective.names})

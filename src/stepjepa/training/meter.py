@@ -6,16 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.objectives.monitors import MetricWindow, ratio
+from stepjepa.objectives.monitors import RUNNING_SUMS, MetricWindow, ratio
 from stepjepa.objectives.objective import Losses, Objective
 from stepjepa.training.interface import MeterState
 
 Total = Callable[[Sequence[float]], list[float]]
 """Function from the numbers of this process to their sums over all processes."""
-
-# Running sums beside those of the terms, in the order in which processes add them up.
-_SUMS = ["steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings"]
-_SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
 
 
 class Meter:
@@ -81,7 +77,7 @@ class Meter:
         ``progress``, 0 to 1, gives the weights that have a schedule.
         """
         objective = self._objective
-        names = [*objective.names, *_SUMS]
+        names = [*objective.names, *RUNNING_SUMS]
         sums = dict(zip(names, self._total(self._window.totals(names)), strict=True))
         seconds = max(time.perf_counter() - self._start, 1e-9)
         steps, jepa_steps = sums["steps"] / self._processes, sums["jepa_steps"] / self._processes
