@@ -148,14 +148,23 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
     return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
 
 
+def autocast_dtype(*, bf16: bool, fp16: bool) -> torch.dtype | None:
+    """Return the dtype of a run's autocast; None without.
+
+    Args:
+        bf16: whether it rounds to bfloat16.
+        fp16: whether it rounds to float16.
+    """
+    return torch.bfloat16 if bf16 else torch.float16 if fp16 else None
+
+
 def compute_dtype(dtype: str, *, bf16: bool, fp16: bool) -> torch.dtype:
     """Return the dtype of a run's matrix products: that of autocast, or of the weights that are not quantized.
 
     Args:
         dtype: of the weights: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
-        bf16: whether autocast rounds to bfloat16.
-        fp16: whether it rounds to float16.
+        bf16: as for :func:`autocast_dtype`.
+        fp16: as for :func:`autocast_dtype`.
     """
-    if bf16 or (dtype in ("bfloat16", "auto") and not fp16):
-        return torch.bfloat16
-    return torch.float16 if fp16 or dtype == "float16" else torch.float32
+    weights = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    return autocast_dtype(bf16=bf16, fp16=fp16) or weights.get(dtype, torch.float32)

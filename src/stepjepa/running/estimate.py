@@ -35,7 +35,7 @@ from stepjepa.models.architecture import base_model, hidden_size
 from stepjepa.models.loading import add_lora, as_user_error, config_and_tokenizer, new_dtype
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.token_rows import adapter_rows, resize_embedding, rows_of
-from stepjepa.models.weights import parameter_counts
+from stepjepa.models.weights import autocast_dtype, parameter_counts
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
 from stepjepa.running.estimate_text import describe
@@ -160,7 +160,7 @@ def _set_up(
         objective=objective,
         device=device,
         processes=processes,
-        autocast=torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else None,
+        autocast=autocast_dtype(bf16=training.bf16, fp16=training.fp16),
         rows=False,
     )
     check_positions(jepa.collator, prepared, held_out)

@@ -23,6 +23,7 @@ from stepjepa.config.run import GroupBy
 from stepjepa.data.records import Data, Views
 from stepjepa.models.architecture import without_heads
 from stepjepa.models.ema import EmaEncoder
+from stepjepa.models.weights import autocast_dtype
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
@@ -201,7 +202,7 @@ class JepaTrainer(CheckpointingTrainer):
             seed=args.seed,
             device=args.device,
             processes=args.world_size,
-            autocast=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
+            autocast=autocast_dtype(bf16=args.bf16, fp16=args.fp16),
         )
         self.objective = self.bound.objective
         self.encoding, self.encoding_reason = self.bound.encoding, self.bound.encoding_reason
