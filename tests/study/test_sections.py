@@ -93,6 +93,29 @@ def test_losses_over_steps_of_one_run(tmp_path):
     assert [each["y"] for each in result["steps-7"]["lines"]] == [[1, 1, 1]]
 
 
+def test_named_sets_of_held_out_records_are_lines_of_their_metrics(tmp_path):
+    folder = make_run(tmp_path / "a", "1", jepa=STEP_JEPA)
+    held_out = {"eval_lm_loss": 5.0, "eval_easy_lm_loss": 3.0, "eval_hard_lm_loss": 7.0, "eval_hard_source_rank": 2.0}
+    # Scores that no line of training has are drawn, too.
+    log(folder, 3, views=True, **held_out, eval_hard_loss=11.0, eval_easy_runtime=13.0, eval_retrieval_hits_at_1=0.5)
+    runs = read_runs([folder])
+    html = steps_section(runs, looks(runs, None)).html
+    titles = re.findall("<figcaption>(.*?) <", html)
+    assert titles.count("lm loss") == titles.count("loss") == titles.count("source rank") == 1
+    assert not [title for title in titles if "easy" in title or "hard" in title]
+    drawn = dict(zip(titles, charts(html).values(), strict=True))
+    lines = {line["name"]: (line["dash"], line["y"][0]) for line in drawn["lm loss"]["lines"][1:]}
+    assert lines == {
+        "a, held-out": (DASHES["dot"], 5),
+        "a, held-out easy": (DASHES["dashdot"], 3),
+        "a, held-out hard": (DASHES["longdash"], 7),
+    }
+    assert [line["name"] for line in drawn["loss"]["lines"]] == ["a", "a, held-out hard"]
+    assert [line["name"] for line in drawn["source rank"]["lines"]] == ["a", "a, held-out hard"]
+    assert [line["name"] for line in drawn["retrieval hits at 1"]["lines"]] == ["a, held-out"]
+    assert drawn["retrieval hits at 1"]["percent"]
+
+
 def test_of_several_runs_each_column_has_a_chart(arms):
     runs = read_runs(arms)
     look = looks(runs, compare_runs(runs)[0][1])

@@ -6,6 +6,7 @@ from typing import Any
 
 import matplotlib.image
 import pytest
+from matplotlib.axes import Axes
 
 import tiny
 from stepjepa.base.files import write_jsonl
@@ -153,4 +154,20 @@ def test_the_plot_of_a_run_has_what_was_logged(tmp_path: Path) -> None:
     )
     draw_metrics(tmp_path)
     # One panel of four: 3.6 by 3 inches at 120 dots an inch.
+    assert matplotlib.image.imread(tmp_path / "metrics.png").shape[:2] == (360, 432)
+
+
+def test_the_plot_of_a_run_has_its_named_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("lm_loss", "eval_easy_lm_loss", "eval_$hard$_lm_loss", "eval_easy_loss")
+    write_jsonl(tmp_path / "metrics.jsonl", [{"step": 5, name: 3.0} for name in names])
+    labels = []
+    plot = Axes.plot
+
+    def noting(axes: Axes, *args: Any, **more: Any) -> Any:
+        labels.append(more["label"])
+        return plot(axes, *args, **more)
+
+    monkeypatch.setattr(Axes, "plot", noting)
+    draw_metrics(tmp_path)
+    assert labels == ["training", "held out: easy", r"held out: \$hard\$"]
     assert matplotlib.image.imread(tmp_path / "metrics.png").shape[:2] == (360, 432)

@@ -32,8 +32,8 @@ from stepjepa.objectives.objective import Objective
 from stepjepa.store.environment import machine, versions
 from stepjepa.store.fingerprint import hub_commit, model_fingerprint
 from stepjepa.store.folder import CONFIG_FILE
+from stepjepa.store.metric_names import UNNAMED
 from stepjepa.store.record import Lora, Order, RunRecord, Source, Training
-from stepjepa.training.held_out_sets import UNNAMED
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:

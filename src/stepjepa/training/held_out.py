@@ -17,7 +17,7 @@ from stepjepa.models.architecture import evaluating
 from stepjepa.objectives.monitors import MONITORS, PAIR_SUMS, MetricWindow
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
-from stepjepa.training.held_out_sets import UNNAMED, named_metric
+from stepjepa.store.metric_names import UNNAMED, named_metric
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from stepjepa.config.run import RunConfig
 from stepjepa.models.fingerprint import weights_fingerprint
 from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, checkpoint_fault, open_run_folder
 from stepjepa.store.hub import write_card
+from stepjepa.store.metric_names import UNNAMED, named_metric
 from stepjepa.store.prompts import write_trained_prompts
 from stepjepa.store.record import Change, Fingerprints, Launch, Results, RunRecord, remove_start, write_record
 from stepjepa.store.resume import FURTHER_CALL, launch_settings, resumed_launches
-from stepjepa.training.held_out_sets import UNNAMED, named_metric
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:

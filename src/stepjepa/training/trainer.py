@@ -27,6 +27,7 @@ from stepjepa.models.weights import autocast_dtype
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
+from stepjepa.store.metric_names import UNNAMED
 from stepjepa.training import checks
 from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.checkpoints import CheckpointingTrainer
@@ -34,7 +35,7 @@ from stepjepa.training.description import describe
 from stepjepa.training.exhausted_memory import naming_longest_record
 from stepjepa.training.flops import FlopModel, recomputation
 from stepjepa.training.held_out import check_best_metric, check_set_names, evaluate_set
-from stepjepa.training.held_out_sets import UNNAMED, EvalData, named_sets
+from stepjepa.training.held_out_sets import EvalData, named_sets
 from stepjepa.training.kernels import without_cudnn_attention
 from stepjepa.training.meter import Meter
 from stepjepa.training.named import load_named

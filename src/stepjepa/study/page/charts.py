@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import cycle
 
 from jinja2 import Environment, PackageLoader
 from jinja2.utils import htmlsafe_json_dumps
@@ -11,11 +12,15 @@ from markupsafe import Markup
 from stepjepa.base import terminal
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import PALETTE
+from stepjepa.store.metric_names import HELD_OUT, set_and_metric
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.page.logged_run import LoggedRun, is_number
 
 DASHES = {"solid": "none", "dash": "8 4", "dot": "3 3", "dashdot": "8 3 3 3", "longdash": "12 4"}
 """Line style -> its SVG dash array. Line styles distinguish runs beside their colours."""
+
+_HELD_OUT_DASHES = ("dot", "dashdot", "longdash", "dash", "solid")
+"""Line styles of the sets of held-out records of a run, in their order."""
 
 POINTS = 1000
 """Maximum number of points of a line; longer lines are thinned."""
@@ -89,9 +94,9 @@ def curves(runs: Sequence[LoggedRun], columns: Sequence[str], look: Look) -> lis
         look: name of a run -> its colour and line style.
     """
     charts = []
-    for place, column in enumerate(name for name in columns if any(_points(run, name)[0] for run in runs)):
+    all_lines = {column: [line for run in runs for line in _lines(run, column, columns, look)] for column in columns}
+    for place, (column, lines) in enumerate((column, lines) for column, lines in all_lines.items() if lines):
         title = terminal.visible_lines(column.removeprefix("eval_answer_").replace("_", " "))
-        lines = [line for run in runs for line in _lines(run, column, *look[run.name])]
         data = {"percent": column.startswith(_SHARES), "lines": lines}
         element = '<div class="chart" id="{}" role="img" aria-label="{} over steps" data-title="{}"></div>{}'
         name = f"steps-{place}"
@@ -99,24 +104,29 @@ def curves(runs: Sequence[LoggedRun], columns: Sequence[str], look: Look) -> lis
     return charts
 
 
-def _lines(run: LoggedRun, column: str, colour: str, dash: str) -> list[JsonObject]:
-    """Return the line of a column, and a dotted line of its held-out values.
+def _lines(run: LoggedRun, column: str, columns: Sequence[str], look: Look) -> list[JsonObject]:
+    """Return the line of a column, and one of each set of held-out records that has it.
 
     ``run`` is the name by which the checkboxes of the legend hide a run in all charts.
     """
+    visible_name, (colour, dash) = terminal.visible_lines(run.name), look[run.name]
+    curves = [(column, visible_name, dash)]
+    for (name, of_set), style in zip(_held_out(run, column, columns).items(), cycle(_HELD_OUT_DASHES), strict=False):
+        curves.append((name, f"{visible_name}, held-out {terminal.visible_lines(of_set)}".rstrip(), style))
     lines: list[JsonObject] = []
-    for name, held_out in ((column, False), (f"eval_{column}", True)):
+    for name, label, style in curves:
         steps, values = _points(run, name)
         if steps:
-            visible_name = terminal.visible_lines(run.name)
-            line: JsonObject = {
-                "run": visible_name,
-                "name": f"{visible_name}, held-out" if held_out else visible_name,
-                "heldOut": held_out,
-            }
-            line |= {"colour": colour, "dash": DASHES["dot" if held_out else dash], "x": steps, "y": values}
-            lines.append(line)
+            line: JsonObject = {"run": visible_name, "name": label, "heldOut": name != column}
+            lines.append(line | {"colour": colour, "dash": DASHES[style], "x": steps, "y": values})
     return lines
+
+
+def _held_out(run: LoggedRun, metric: str, metrics: Sequence[str]) -> dict[str, str]:
+    """Return the columns of a run that hold a metric of held-out records, and the name of the set of each."""
+    names = dict.fromkeys(name for line in run.metrics for name in line if name.startswith(HELD_OUT))
+    split = {name: set_and_metric(name, metrics) for name in names}
+    return {name: of_set for name, (of_set, of_metric) in split.items() if of_metric == metric}
 
 
 def _points(run: LoggedRun, name: str) -> tuple[list[float], list[float]]:

@@ -10,6 +10,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import spelled
 from stepjepa.evaluation.output import RETRIEVAL, retrieval_scores
 from stepjepa.evaluation.summary_text import describe_readout
+from stepjepa.store.metric_names import HELD_OUT, set_and_metric
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.evaluated_run import HITS_AT_1
 from stepjepa.study.page.charts import DASHES, Look, Part, Section, curves
@@ -159,11 +160,14 @@ def steps_section(runs: Sequence[LoggedRun], look: Look) -> Section:
         logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
         if logged and (fault := collapse({name: value for name, value in logged[-1].items() if is_number(value)})):
             warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {fault}; {spelled(REMEDIES)}")
-    names = dict.fromkeys(name.removeprefix("eval_") for run in runs for line in run.metrics for name in line)
+    logged_names = dict.fromkeys(name for run in runs for line in run.metrics for name in line)
+    trained = [name for name in logged_names if not name.startswith(HELD_OUT)]
+    names = dict.fromkeys(set_and_metric(name, trained)[1] for name in logged_names)
     columns = [f"eval_{name}" if name.startswith("answer_") else name for name in names]
     charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name and name[:6] != "train_")
     legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
-    texts = ["Dotted lines with diamonds are of held-out records. A falling alignment loss alone shows no success."]
+    texts = ["Lines with diamonds are of held-out records: dotted, and each of several sets in a style of its own."]
+    texts += ["A falling alignment loss alone shows no success."]
     texts += ["Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."]
     texts += ["Point at a line for its numbers; drag to zoom, double-click to see all."]
     charts = curves(runs, list(charted), look)
