@@ -10,17 +10,21 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from stepjepa.base import files
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import (
     append_jsonl,
     atomic_write,
     check_output_file,
     check_writable,
+    claimed_output,
     existing_file,
     locked,
     naming_disk_errors,
@@ -187,6 +191,31 @@ def test_a_second_process_is_told_who_holds_the_lock_and_a_kill_frees_it(tmp_pat
     with locked(folder, patience=5):
         pass
     assert not list(tmp_path.rglob(".*"))
+
+
+def test_an_output_file_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
+    file = tmp_path / "out.npy"
+    with claimed_output(file):
+        with pytest.raises(UserError, match=r"out.npy: is in use by process \d+ on "), claimed_output(file):
+            pass
+        file.touch()
+    with pytest.raises(UserError, match=r"out.npy: is there already; "), claimed_output(file):
+        pass
+    with claimed_output(file, overwrite=True) as target:
+        assert target == file
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_a_file_that_another_process_has_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def waiting(file: Path) -> Iterator[None]:
+        file.write_text("theirs")
+        yield
+
+    monkeypatch.setattr(files, "locked", waiting)
+    with pytest.raises(UserError, match="is there already"), claimed_output(tmp_path / "out.npy"):
+        pass
+    assert (tmp_path / "out.npy").read_text() == "theirs"
 
 
 def test_a_signal_while_a_folder_is_locked_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

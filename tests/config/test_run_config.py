@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,13 @@ def test_numbers_of_yaml_are_read_by_the_type_of_their_field(tmp_path: Path) -> 
     config = RunConfig.read(file)
     assert (config.jepa.lbd, config.trainer, config.finetune_seed) == (1e-5, {"weight_decay": 1e-2}, 5)
     assert (config.lora, config.train_file) == (LoraSettings(rank=3), "12")
+    # A name stays as it is written.
+    file.write_text("output_dir: 1.10\nrun_name: 2.50\nlbd: 0.50\nweight_decay: 1.0e-1\nmax_grad_norm: .inf\n")
+    config = RunConfig.read(file)
+    assert (config.output_dir, config.trainer["run_name"], config.jepa.lbd) == ("1.10", "2.50", 0.5)
+    assert (config.trainer["weight_decay"], config.trainer["max_grad_norm"]) == (0.1, math.inf)
+    file.write_text(config.to_yaml(launch=True))
+    assert RunConfig.read(file) == config
 
 
 BAD_FLAT: list[tuple[dict[str, Any], str]] = [

@@ -75,6 +75,15 @@ def test_names_are_file_names_unique_and_stable(tmp_path: Path) -> None:
     assert before < after
 
 
+def test_numbers_keep_their_spelling_where_it_may_matter(tmp_path: Path) -> None:
+    """Not in the names of trials, which are those of sweeps that earlier versions began."""
+    (tmp_path / "grid.yaml").write_text("evaluate: {test_file: 1.10}\narms: {jepa: {lbd: [1.10, 1.0e-5]}}\nseeds: [1]")
+    regular, *others = expand(read_grid(tmp_path / "grid.yaml"), accept, as_arguments)
+    assert regular.evaluate == ("--test_file=1.10",)
+    assert [trial.label for trial in others] == ["jepa_lbd1.1", "jepa_lbd1e-05"]
+    assert [as_arguments(trial.train)[0] for trial in others] == ["--lbd=1.10", "--lbd=1.0e-5"]
+
+
 def test_a_nested_list_is_a_flag_of_several_values(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, arms={"a": {"f": [["x", "y"], ["z"]]}}, train={"g": [1, 2]})
     assert [trial.train["f"] for trial in trials[1:]] == [["x", "y"], ["z"]]

@@ -1,8 +1,7 @@
 """The error that a user can correct, helpers to print untrusted text in messages, and errors of exhausted memory."""
 
-import difflib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 # Allocators that raise a plain RuntimeError: torch's on the CPU, and those of other devices.
@@ -40,25 +39,6 @@ def shown(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     short = text if len(text) <= 60 else f"{text[:60]}..."
     return f"'{visible(short)}'"
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return ``; did you mean NAME?`` for the known name like a mistyped one; an empty text if there is none.
-
-    A known name is like it if it begins with it or has it as a part, else by its letters; case, dashes and underscores
-    are ignored.
-    """
-    typed, known = _plain(name), {_plain(candidate): candidate for candidate in names}
-    near = [
-        candidate for text, candidate in known.items() if typed and (text.startswith(typed) or typed in text.split("-"))
-    ]
-    if not 1 <= len(near) <= 2:
-        near = [known[text] for text in difflib.get_close_matches(typed, known, n=1)]
-    return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "-")
 
 
 def visible(text: str) -> str:

@@ -18,7 +18,8 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from stepjepa.base.errors import UserError, shown, visible
-from stepjepa.base.json_object import JsonObject, json_fault, parse_data
+from stepjepa.base.json_object import JsonObject, WrittenFloat, json_fault, parse_data
+from stepjepa.base.similar_names import question
 
 File = str | os.PathLike[str]
 """The path of a file or folder."""
@@ -42,10 +43,8 @@ def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
     file = Path(path)
     if file.is_dir() or not file.exists():
         names = [neighbour.name for neighbour in file.parent.iterdir()] if file.parent.is_dir() else []
-        near = difflib.get_close_matches(file.name, names, n=1, cutoff=0.8)
-        remedy = (
-            f"did you mean {visible(str(file.with_name(near[0])))}?" if near and not file.is_dir() else "check the path"
-        )
+        near = [] if file.is_dir() else difflib.get_close_matches(file.name, names, n=1, cutoff=0.8)
+        remedy = question([visible(str(file.with_name(neighbour))) for neighbour in near]) or "check the path"
         raise UserError(f"no such {what}; {remedy}", path=file)
     return file
 
@@ -155,6 +154,7 @@ def json_at(path: Path) -> JsonObject:
 def read_yaml(path: Path) -> Any:
     """Read a YAML document; ``on``, ``off``, ``yes`` and ``no`` stay strings, as in flags (and in YAML 1.2).
 
+    Numbers with a fraction are :class:`WrittenFloat`: ``1.10`` may be meant as a text, such as the name of a folder.
     ``UserError``, with the line where it is known, if the file is not UTF-8 or not YAML, or repeats a key.
     """
     import yaml
@@ -176,6 +176,14 @@ def read_yaml(path: Path) -> Any:
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             return node
 
+        def construct_yaml_float(self, node: Any) -> float:
+            number = float(super().construct_yaml_float(node))
+            # Python does not read all that YAML does, such as .inf.
+            with suppress(ValueError):
+                number = WrittenFloat(node.value)
+            return number
+
+    Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_yaml_float)
     text = read_text(path)
     try:
         return yaml.load(text, Loader=Loader)  # a SafeLoader
@@ -308,8 +316,21 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
 
 
 @contextmanager
+def claimed_output(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator[Path]:
+    """Yield the path of an output file, which no other process can claim while the block makes it.
+
+    Raises:
+        UserError: as :func:`check_output_file`, or another process has claimed it.
+    """
+    target = check_output_file(path, overwrite)
+    with locked(target):
+        # That process may just have ended, and have written it.
+        yield check_output_file(target, overwrite)
+
+
+@contextmanager
 def locked(folder: Path, patience: float = 0.5) -> Iterator[None]:
-    """Hold the lock of a folder, a hidden file beside it, while the block runs; the kernel frees it after a kill.
+    """Hold the lock of a folder or file, a hidden file beside it, in the block; the kernel frees it after a kill.
 
     ``UserError``, which names process and host, if another process does not free it within ``patience`` seconds.
     """
@@ -326,7 +347,7 @@ def locked(folder: Path, patience: float = 0.5) -> Iterator[None]:
 
 
 def _acquire(lock: FileLock, path: Path, folder: Path, patience: float) -> None:
-    """Acquire the lock of a folder, and write its holder into its file, if the file system lets it."""
+    """Acquire the lock of a folder or file, and write its holder into its file, if the file system lets it."""
     try:
         lock.acquire(timeout=patience)
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")

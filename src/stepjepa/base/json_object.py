@@ -19,7 +19,7 @@ class RepeatedKeyError(ValueError):
 
 
 class WrittenFloat(float):
-    """A float of a JSON text with its spelling there: 1.10 and 1.1 are equal numbers, but different texts."""
+    """A float of a JSON or YAML text with its spelling there: 1.10 and 1.1 are equal numbers, but different texts."""
 
     __slots__ = ("text",)
     text: str

@@ -12,8 +12,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from stepjepa.base.errors import UserError, did_you_mean
+from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file
+from stepjepa.base.similar_names import did_you_mean
 from stepjepa.chat.compiling import compile_template
 
 if TYPE_CHECKING:

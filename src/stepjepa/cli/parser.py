@@ -1,7 +1,6 @@
 """The parser of all commands, filled from typed settings; settings in messages are written as flags."""
 
 import argparse
-import difflib
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.settings_in_text import respelled, respelled_error
-from stepjepa.config.option import Option, options_of, similar_names, typed_text
+from stepjepa.base.similar_names import question, similar_names
+from stepjepa.config.option import Option, options_of, similar_settings, typed_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -56,9 +56,8 @@ WIDEST = 100
 
 
 def suggestion(name: str, names: Collection[str]) -> str:
-    """Return the remedy for an unknown name: the known name like it, or all of them."""
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
+    """Return the remedy for an unknown name: the known names like it, or all of them."""
+    return question(similar_names(name, names)) or f"choose one of {', '.join(names)}"
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -148,9 +147,9 @@ class Parser(argparse.ArgumentParser):
         name = unknown[0].partition("=")[0]
         # Without the dashes, which would make any two flags alike.
         flags = {flag.lstrip("-").lower(): flag for flag in (*self._option_string_actions, *known)}
-        near = [flags[similar] for similar in similar_names(name.lstrip("-").lower(), flags)[:3]]
+        near = [flags[similar] for similar in similar_settings(name.lstrip("-").lower(), flags)]
         every = f"{self.prog} --help{'_all' if self.common else ''} names all"
-        remedy = self.not_flags.get(name) or (f"did you mean {' or '.join(near)}?" if near else every)
+        remedy = self.not_flags.get(name) or question(near) or every
         self.error(f"unknown argument {shown(unknown[0])}; {remedy}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
-from stepjepa.base.errors import did_you_mean, shown
+from stepjepa.base.errors import shown
 from stepjepa.base.json_object import JsonObject, parse_json
+from stepjepa.base.similar_names import did_you_mean
 from stepjepa.config.option import (
     BELOW_ONE,
     FROM_ONE,

@@ -5,7 +5,6 @@ Flags, the list in ``help(...)`` and the errors for a wrong value or a mistyped 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import json
@@ -33,7 +32,9 @@ from typing import (
     get_type_hints,
 )
 
-from stepjepa.base.errors import UserError, did_you_mean, shown
+from stepjepa.base.errors import UserError, shown
+from stepjepa.base.json_object import WrittenFloat
+from stepjepa.base.similar_names import did_you_mean, question, similar_names
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -192,6 +193,7 @@ class Option:
 def typed_text(value: object) -> str:
     """Return a value of a YAML file as one types it in a shell, which expands the home folder."""
     text = json.dumps(value) if isinstance(value, dict) else str(value)
+    text = value.text if isinstance(value, WrittenFloat) else text
     return str(Path(text).expanduser()) if text.startswith("~/") else text
 
 
@@ -345,26 +347,17 @@ USUAL_NAMES = {
 """Names that other tools give to settings -> our name, where the letters alone would suggest another setting."""
 
 
-def similar_names(name: str, names: Collection[str]) -> list[str]:
-    """Return the known names that a mistyped one may mean; empty if there are none.
-
-    In this order: the synonym in :data:`USUAL_NAMES`, the names that begin with it, the one with the most similar
-    spelling, the names that have it as a word.
-    """
-    if (usual := USUAL_NAMES.get(name, name)) in names:
-        return [usual]
-    near = [candidate for candidate in names if candidate.startswith(f"{name}_")]
-    near = near or difflib.get_close_matches(name, names, n=1)
-    return near or [candidate for candidate in names if name in candidate.split("_")]
+def similar_settings(name: str, names: Collection[str]) -> list[str]:
+    """Return the settings that a mistyped one may mean: by :data:`USUAL_NAMES`, or those of ``names`` like it."""
+    return [usual] if (usual := USUAL_NAMES.get(name, name)) in names else similar_names(name, names)
 
 
 def _remedy(name: str, names: list[str], others: Mapping[str, str]) -> str | None:
     """Return what to pass instead of an unknown argument; None if nothing is like it."""
     if name in others:
         return f"pass {others[name]}"
-    near = similar_names(name, [*names, *others])
-    spelled = (similar if similar in names else others[similar] for similar in near)
-    return f"did you mean {' or '.join(spelled)}?" if near else None
+    near = similar_settings(name, [*names, *others])
+    return question([similar if similar in names else others[similar] for similar in near]) or None
 
 
 def short_repr(settings: DataclassInstance, usual: DataclassInstance) -> str:

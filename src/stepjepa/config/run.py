@@ -6,6 +6,7 @@ three parts (``jepa``, ``lora``, ``trainer``); the other three spellings are fla
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -321,7 +322,7 @@ class RunConfig:
                 continue
             setting = FLAT.get(key)
             if setting is None and key in PASSED_OBJECTS and isinstance(value, Mapping):
-                objects[key] = dict(value)
+                objects[key] = json.loads(json.dumps(value, default=str))  # numbers without their spelling
             elif setting is None:
                 trainer[key] = _trainer_setting(key, value)
             elif setting.flag in settings:

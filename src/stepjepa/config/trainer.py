@@ -6,7 +6,6 @@ Nothing here imports transformers before a field is asked for, since that takes 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -17,7 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
-from stepjepa.config.option import About, Option
+from stepjepa.base.similar_names import question
+from stepjepa.config.option import About, Option, similar_settings
 
 WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict", "remove_unused_columns")
 """Fields of ``TrainingArguments`` that have no effect with ``JepaTrainer``, and are refused."""
@@ -99,6 +99,5 @@ def read_trainer_field(name: str, value: object) -> Any:
 
 def unknown_setting(name: str, others: tuple[str, ...] = ()) -> str:
     """Return the message for a setting that exists neither in a run nor in ``TrainingArguments``."""
-    near = difflib.get_close_matches(name, [*others, *trainer_options()], n=1)
-    remedy = f"did you mean {near[0]}?" if near else "leave it out"
-    return f"unknown setting {shown(name)}; {remedy}"
+    near = similar_settings(name, [*others, *trainer_options()])
+    return f"unknown setting {shown(name)}; {question(near) or 'leave it out'}"

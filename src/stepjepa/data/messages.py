@@ -1,12 +1,12 @@
 """Normalise messages of a chat from many formats: contents, thoughts, tool calls, weights, tools."""
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepjepa.base.errors import UserError, did_you_mean, shown, visible
+from stepjepa.base.errors import UserError, shown, visible
 from stepjepa.base.json_object import JsonObject, RepeatedKeyError, WrittenFloat, json_fault, parse_data
+from stepjepa.base.similar_names import did_you_mean, question, similar_names
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -212,9 +212,8 @@ def _check_no_other_weight(turn: Mapping[str, object], unread: Sequence[str], na
 
 def _beside(unread: Sequence[str]) -> str:
     """Return the remedy for a message without a content; it names the key that may be a misspelt one."""
-    near = [key for key in unread if difflib.get_close_matches("content", [key])]
-    if near:
-        return f", but the unknown key '{visible(near[0])}'; did you mean content?"
+    if near := similar_names("content", unread):
+        return f", but the unknown key '{visible(near[0])}'; {question(['content'])}"
     keys = f" (unknown keys: {', '.join(map(shown, unread[:8]))})" if unread else ""
     return f"{keys}; fill it in, or remove the record"
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.base.errors import UserError, did_you_mean
+from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.similar_names import did_you_mean
 from stepjepa.chat.source import read_template
 
 if TYPE_CHECKING:

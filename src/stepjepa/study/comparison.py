@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stepjepa.base.errors import UserError, did_you_mean
+from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.similar_names import did_you_mean
 from stepjepa.base.terminal import note, visible_lines
 from stepjepa.study import statistics
 from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Difference, KeptOut, all_known

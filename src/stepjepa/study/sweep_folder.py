@@ -8,6 +8,7 @@ _slurm/                        files of submitit, where trials are jobs
 <label>/seed82.log             output of its processes
 """
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ LAUNCHER = (sys.executable, "-P", "-m", "stepjepa")
 EVALUATION = "test"
 NEW, BEGUN, FAILED, FINISHED = "new", "begun", "failed", "finished"
 """States of a trial; a stopped or killed one is ``begun``. The next start runs every trial that is not finished."""
+
+# A number with a fraction, as a word of a command line.
+_FLOAT = re.compile(r"(?<![\w.])[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)?(?![\w.])")
 
 # Most changed settings that an error names.
 _MOST_CHANGES = 4
@@ -180,6 +184,7 @@ def _changed_flags(before: set[str], now: set[str]) -> str:
 
 
 def _by_flag(arguments: object) -> set[str]:
-    """Return each flag with its values; the order of the flags has no meaning."""
+    """Return each flag with its values; the order of the flags and the spelling of numbers have no meaning."""
     words = map(str, arguments) if isinstance(arguments, list | tuple) else ()
-    return {f"--{flag}" for flag in f" {' '.join(words)}".split(" --")[1:]}
+    line = _FLOAT.sub(lambda number: str(float(number[0])), f" {' '.join(words)}")
+    return {f"--{flag}" for flag in line.split(" --")[1:]}

@@ -9,8 +9,9 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import NamedTuple
 
-from stepjepa.base.errors import UserError, did_you_mean
+from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
+from stepjepa.base.similar_names import did_you_mean
 from stepjepa.base.terminal import note
 from stepjepa.config.option import load_class
 from stepjepa.data.records import Record

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from transformers import TrainingArguments
 
+from stepjepa.base.similar_names import question
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import STRATEGIES, Prepared
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.config.option import similar_names
+from stepjepa.config.option import similar_settings
 from stepjepa.config.run import GroupBy
 from stepjepa.models.architecture import base_model, has_experts
 from stepjepa.models.attention import uses_flex
@@ -110,8 +111,7 @@ def _remedy(name: str, known: Collection[str]) -> str:
     for config in (JepaConfig, TrainingArguments):
         if name in {field.name for field in dataclasses.fields(config)}:
             return f"pass {config.__name__}({name}=...)"
-    near = similar_names(name, known)
-    return f"did you mean {' or '.join(near)}?" if near else "help(JepaTrainer) lists all"
+    return question(similar_settings(name, known)) or "help(JepaTrainer) lists all"
 
 
 def _default(field: dataclasses.Field[object]) -> object:

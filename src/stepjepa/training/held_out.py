@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import IntervalStrategy, speed_metrics
 
-from stepjepa.base.errors import did_you_mean, shown
+from stepjepa.base.errors import shown
+from stepjepa.base.similar_names import did_you_mean
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.models.architecture import evaluating
