@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from stepjepa import Jepa, JepaConfig
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import write_jsonl
+from stepjepa.base.files import locked, write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.evaluation import embed_file
 from tiny import make_model, records
@@ -272,6 +272,9 @@ def test_an_output_is_never_replaced_unasked(folder: Path, tmp_path: Path, capsy
     output.write_text("mine")
     assert embed(folder, "llm", "texts.jsonl", output, "--column", "question") == 2
     assert "is there already; name another file or pass --overwrite" in capsys.readouterr().err
+    with locked(tmp_path / "e.npy"):
+        assert embed(folder, "llm", "texts.jsonl", tmp_path / "e.npy", "--column", "question", "--overwrite") == 2
+    assert "e.npy: is in use by process" in capsys.readouterr().err
     assert output.read_text() == "mine"
     assert embed(folder, "llm", "texts.jsonl", tmp_path / "e.csv", "--column", "question") == 2
     assert "end its name in .npy or .parquet" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stepjepa.base.files import write_jsonl
+from stepjepa.base.files import locked, write_jsonl
 from stepjepa.cli.main import main
 
 TRUTHS = ["Good", "Bad", "Good"]
@@ -109,6 +109,9 @@ def test_nothing_is_overwritten_unasked(files, capsys):
     assert score(files, output) == 0
     assert score(files, output) == 2
     assert "is there already" in capsys.readouterr().err
+    with locked(files / "out.jsonl"):
+        assert score(files, output, "--overwrite") == 2
+    assert "out.jsonl: is in use by process" in capsys.readouterr().err
     for name, words in (("test.jsonl", "is the test file"), ("predictions.jsonl", "is the file of predictions")):
         assert score(files, output, "--output_file", str(files / name)) == 2
         assert words in capsys.readouterr().err

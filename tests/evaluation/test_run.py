@@ -11,7 +11,7 @@ import pytest
 
 from questions import ANSWERS, NEW, QUESTIONS, make_tokenizer, push
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import write_json, write_jsonl
+from stepjepa.base.files import locked, write_json, write_jsonl
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher
@@ -84,6 +84,20 @@ def test_lines_and_summary_say_what_happened(loaded, test_file):
     tokens = sum(line["gold_tokens"] for line in lines)
     assert summary["gold_loss"] == pytest.approx(sum(ln["gold_loss"] * ln["gold_tokens"] for ln in lines) / tokens)
     assert summary["tokens_per_second"] == pytest.approx(summary["generated_tokens"] / summary["seconds"])
+
+
+def test_two_evaluations_into_one_file_at_once_are_refused(loaded, test_file):
+    """With other settings and `overwrite` the second would remove the lines of the first, which go on to be added."""
+    first, second = Evaluation(settings(test_file)), Evaluation(settings(test_file, num_samples=2, temperature=1.0))
+    with locked(test_file.parent / "out.jsonl"), pytest.raises(UserError, match=r"out.jsonl: is in use by process"):
+        second.run(never)
+    # The lines of one that has ended meanwhile are read.
+    same = Evaluation(settings(test_file))
+    summary = first.run(lambda: loaded)
+    assert same.run(never) == summary
+    with pytest.raises(UserError, match="was begun with another"):
+        second.run(never)
+    assert not list(test_file.parent.glob(".*"))
 
 
 WEIGHED = {"task": "user_task:Weighing", "temperature": 1.0, "num_samples": 2}

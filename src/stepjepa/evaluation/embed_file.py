@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from stepjepa.base.errors import UserError, shown
-from stepjepa.base.files import atomic_write, check_output_file
+from stepjepa.base.files import atomic_write, check_output_file, claimed_output
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.messages import is_absent, number_as_text
 from stepjepa.data.records import BadRecords, Record, named, parse_record
@@ -114,8 +114,8 @@ def embed_file(
         bad: counts the lines that can't be embedded, which give no row; or raises the error of the first, as None does.
 
     Raises:
-        UserError: a line is wrong, or a text empty or too long; the output exists, or has another suffix. No partial
-            output is left behind.
+        UserError: a line is wrong, or a text empty or too long; the output exists, has another suffix, or is being
+            written by another process. No partial output is left behind.
     """
     check_output(path, output, id_column=id_column, overwrite=overwrite)
     embedded = EmbeddedFile(Path(output), bad=bad or BadRecords(), of_texts=column is not None)
@@ -126,6 +126,7 @@ def embed_file(
         # Records take more memory than texts.
         inputs, size = iter(records_of(path, open_chats=embedder.tokenizer.open_chats, bad=embedded.bad)), BLOCK // 10
     with (
+        claimed_output(output, overwrite),
         atomic_write(output, "w+b") as stream,
         open_writer(stream, embedded.path, ids=id_column is not None) as writer,
         tqdm(unit="line", desc="embed", disable=None) as progress,

@@ -55,13 +55,15 @@ class OutputFile:
     def __init__(self, path: File, indices: Collection[int], identity: JsonObject, *, overwrite: bool) -> None:
         self.path = Path(path)
         self.summary_file, self._meta_file = summary_file(self.path), meta_file(self.path)
-        self._indices, self._identity, self._begun = indices, identity, False
+        self._indices, self._identity, self._overwrite, self._begun = indices, identity, overwrite, False
         self.done: dict[int, Line] = {}
-        if self.path.exists() and not overwrite:
-            self._read()
+        self.read()
 
-    def _read(self) -> None:
-        """Read the finished lines; raise ``UserError`` if they are of another evaluation."""
+    def read(self) -> None:
+        """Read the finished lines, unless they are to be replaced; ``UserError`` if they are of another evaluation."""
+        if self._overwrite or not self.path.exists():
+            return
+        self.done = {}
         if not self._meta_file.is_file():
             fault = f"is no output of an evaluation: {self._meta_file.name} is missing"
             raise UserError(f"{fault}; {_ANEW}", path=self.path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import fingerprint, read_jsonl, write_json, write_jsonl
+from stepjepa.base.files import claimed_output, fingerprint, read_jsonl, write_json, write_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import BadRecords, tell_unused
 from stepjepa.data.sources import read_records
@@ -24,6 +24,11 @@ _CHUNK = 128  # records scored between two updates of the progress bar; a task m
 
 def score_predictions(settings: ScoreSettings) -> JsonObject:
     """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary."""
+    with claimed_output(settings.output_file, settings.overwrite):
+        return _score_predictions(settings)
+
+
+def _score_predictions(settings: ScoreSettings) -> JsonObject:
     records = read_records(settings.test_file, bad=BadRecords())
     selection = Selection(records, **settings.selection)
     tell_unused(selection.records.values(), extra=not is_custom(selection.task))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tqdm import tqdm
 
 from stepjepa.base.errors import UserError, raising_user_errors
-from stepjepa.base.files import fingerprint, write_json
+from stepjepa.base.files import fingerprint, locked, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.settings_in_text import renaming_settings
 from stepjepa.base.terminal import note
@@ -128,7 +128,15 @@ class Evaluation:
 
         Returns:
             The summary; its ``generated_now``, ``seconds`` and ``tokens_per_second`` are those of this call.
+
+        Raises:
+            UserError: another process evaluates into the same file.
         """
+        with locked(self.output.path):
+            self.output.read()
+            return self._run(load)
+
+    def _run(self, load: Loader | None) -> JsonObject:
         summary = self.output.summary()
         if summary is not None:
             return summary

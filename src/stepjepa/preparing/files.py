@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import atomic_write, check_output_file, existing_file
+from stepjepa.base.files import atomic_write, check_output_file, claimed_output, existing_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, print_rows
 from stepjepa.config.option import FROM_ONE, check_effects, option
@@ -84,7 +84,7 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
     numbers = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
     numbers += [("bad, skipped", bad.count)] if bad.count else []
     print_rows([(label, str(count)) for label, count in numbers])
-    _write_files(dict(zip(targets, parts, strict=True)))
+    _write_files(dict(zip(targets, parts, strict=True)), overwrite=settings.overwrite)
 
 
 def _check_targets(
@@ -125,7 +125,7 @@ def prepare_stepmath(settings: StepmathSettings, difficulty: stepmath.Difficulty
     names = [Path(settings.output_dir, f"{part}.jsonl") for part in ("train", "test")]
     targets = [check_output_file(name, settings.overwrite) for name in names]
     parts = stepmath.generate_split(settings.train_size, settings.test_size, settings.seed, difficulty)
-    _write_files(dict(zip(targets, parts, strict=True)))
+    _write_files(dict(zip(targets, parts, strict=True)), overwrite=settings.overwrite)
 
 
 @dataclass(kw_only=True)
@@ -143,13 +143,14 @@ def prepare_nl_rx(settings: NlRxSettings) -> None:
     targets = _check_targets(settings.output_file, settings.test_file, settings.test_size, settings.overwrite)
     parts = nl_rx_grammar.generate_split(settings.size, settings.test_size or 0, settings.seed)
     records = ([chat_record(NlRxTask.system_prompt, *pair) for pair in part] for part in parts)
-    _write_files(dict(zip(targets, records, strict=False)))
+    _write_files(dict(zip(targets, records, strict=False)), overwrite=settings.overwrite)
 
 
-def _write_files(files: Mapping[Path, Sequence[Mapping[str, object]]]) -> None:
+def _write_files(files: Mapping[Path, Sequence[Mapping[str, object]]], *, overwrite: bool) -> None:
     """Write JSON Lines files atomically as a group: none gets its final name before all are written."""
     with ExitStack() as stack:
         for target, records in files.items():
+            stack.enter_context(claimed_output(target, overwrite))
             stream = stack.enter_context(atomic_write(target))
             stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             stream.flush()  # a full disk raises here, before any file has its final name
