@@ -9,7 +9,9 @@ import pytest
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
 from stepjepa.store.folder import (
+    PART,
     checkpoints,
+    move_into_place,
     open_run_folder,
     save_atomically,
     write_checksums,
@@ -117,6 +119,33 @@ def test_an_older_checkpoint_is_resumed_only_where_no_later_one_stays(tmp_path: 
     for each in (older, copy):
         assert open_run_folder(str(tmp_path), str(each)) == (tmp_path, str(each))
     assert open_run_folder(str(tmp_path / "new"), str(older)) == (tmp_path / "new", str(older))
+
+
+def test_a_checkpoint_survives_a_kill_between_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is saved a second time where a run stops at it, or is resumed from before it."""
+    (tmp_path / "run.json").touch()
+    make(tmp_path / "checkpoint-5")
+    part = make(tmp_path / PART / "checkpoint-5")
+    (part / "README.md").write_text("the second save")
+    replace, renamed = Path.replace, list[Path]()
+
+    def killed_after_the_first(path: Path, target: Path) -> Path:
+        if renamed:
+            raise KeyboardInterrupt
+        renamed.append(path)
+        return replace(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed_after_the_first)
+        move_into_place(part, tmp_path / "checkpoint-5")
+    assert not checkpoints(tmp_path)
+    assert open_run_folder(str(tmp_path), "auto")[1] == str(tmp_path / "checkpoint-5")
+    assert (tmp_path / "checkpoint-5" / "README.md").is_file()
+    assert not (tmp_path / PART).exists()
+    # One whose checksums are not there yet is not complete.
+    shutil.move(tmp_path / "checkpoint-5", tmp_path / PART / "checkpoint-5")
+    (tmp_path / PART / "checkpoint-5" / "checksums.json").unlink()
+    assert open_run_folder(str(tmp_path), "auto")[1] is None
 
 
 def test_a_new_run_needs_an_empty_folder_and_auto_resumes_where_there_is_a_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
@@ -54,6 +55,8 @@ def open_run_folder(
     folder, choice = Path(path), None if resume is None else resume.lower()
     is_run = (folder / RUN_FILE).is_file()
     checkpoint: Path | None = None
+    if resume is not None and (is_run or choice != "auto"):
+        _restore_checkpoints(folder)
     if choice in ("last", "true") or (choice == "auto" and is_run):
         checkpoint = last_checkpoint(folder, say, read_all=True)
         if checkpoint is None and choice != "auto":
@@ -171,11 +174,24 @@ def write_checksums(folder: Path) -> None:
 
 
 def move_into_place(part: Path, final: Path) -> None:
-    """Rename a complete checkpoint to its final name, replacing a folder of that name, and remove its parent folder."""
+    """Rename a complete checkpoint to its final name, replacing a folder of that name, and remove its parent folder.
+
+    If the process is killed in between, the next launch renames it (:func:`_restore_checkpoints`).
+    """
     if final.exists():
         final.replace(part.with_name(f"{part.name}.replaced"))
     part.replace(final)
     shutil.rmtree(part.parent)
+
+
+def _restore_checkpoints(folder: Path) -> None:
+    """Rename complete checkpoints that a killed process left under the temporary names of :func:`move_into_place`."""
+    for part in folder.glob(f"{PART}/checkpoint-*"):
+        final = folder / part.name
+        # Checksums are written last. Every process of a run may try this; the first one succeeds.
+        if not final.exists() and (part / CHECKSUMS_FILE).is_file():
+            with suppress(OSError):
+                part.replace(final)
 
 
 def save_atomically(folder: Path, save: Callable[[str], None]) -> None:
