@@ -413,6 +413,17 @@ def by_command(base: Path, *flags: str) -> Path:
     return run
 
 
+def test_a_model_with_an_adapter_and_without_its_wrapper_is_refused(base: Path) -> None:
+    """As ``get_base_model()`` gives it, or transformers' ``from_pretrained`` of an adapter."""
+    model, tokenizer = stepjepa.load_model(str(base / "base"), predictors=2)
+    inner = add_lora(model, LoraSettings(3), adapter_ids(model, tokenizer, plain=False)).get_base_model()
+    message = r"expected a model or its PEFT wrapper, got a \w+ with an adapter and no wrapper; pass the PeftModel"
+    with pytest.raises(ValueError, match=message):
+        Jepa(inner, tokenizer, JepaConfig())
+    with pytest.raises(ValueError, match=message):
+        JepaTrainer(inner, arguments(base / "run"), train_dataset=records(), processing_class=tokenizer)
+
+
 def by_trainer(base: Path, adapter: bool = False) -> Path:
     model, tokenizer = stepjepa.load_model(str(base / "base"), predictors=2)
     if adapter:

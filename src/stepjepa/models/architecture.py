@@ -19,8 +19,19 @@ HEADS = "term_heads"
 
 
 def base_model(model: Any) -> Any:
-    """Return the transformers model under a PEFT wrapper, or the model itself."""
-    return model.get_base_model() if hasattr(model, "peft_config") else model
+    """Return the transformers model under a PEFT wrapper, or the model itself.
+
+    Raises:
+        ValueError: it is the model from inside of a wrapper, or one that transformers itself added an adapter to.
+    """
+    if hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    if hasattr(model, "peft_config"):
+        raise ValueError(
+            f"expected a model or its PEFT wrapper, got a {type(model).__name__} with an adapter and no wrapper; pass "
+            "the PeftModel of get_peft_model(model, ...) or of PeftModel.from_pretrained(model, folder)"
+        )
+    return model
 
 
 def causal_model(model: nn.Module) -> Any:

@@ -57,7 +57,7 @@ class Generator:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, plain: bool = False
     ) -> None:
         # PEFT would copy the generation settings of its wrapper to the model and leave them there.
-        self.model = model = model.get_base_model() if hasattr(model, "peft_config") else model
+        self.model = model = base_model(model)
         self.tokenizer, self.sampling = tokenizer, sampling
         self.template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
         configured = getattr(model.generation_config, "eos_token_id", None)
