@@ -155,6 +155,14 @@ def test_other_flags_under_an_old_name_are_refused_with_the_difference(tmp_path:
     with pytest.raises(UserError, match=r"other flags of 'stepjepa evaluate' \(.*\): .* -> .*--new; change"):
         folder_of(tmp_path, trials).states([replace(trials[0], evaluate=("--new",))])
     assert sorted(tmp_path.rglob("*")) == before
+    # Numbers are compared, not their spelling: earlier versions recorded 0.7 for 0.70.
+    record = tmp_path / "regular" / "seed1.trial.json"
+    write_json(record, {**json.loads(record.read_text()), "evaluate": ["--t=0.7"]})
+    for spelled in ("--t=0.7", "--t=0.70"):
+        assert folder_of(tmp_path, trials).states([replace(trials[0], evaluate=(spelled,))])
+    with pytest.raises(UserError, match=r"--t=0\.7 -> --t=0\.75;"):
+        folder_of(tmp_path, trials).states([replace(trials[0], evaluate=("--t=0.75",))])
+    write_json(record, {**json.loads(record.read_text()), "evaluate": []})
     # In what order flags stand means nothing; those that were not begun may change.
     turned = replace(trials[0], train=dict(reversed(trials[0].train.items())))
     assert folder_of(tmp_path, trials).states([turned]) == {"regular/seed1": "finished"}
@@ -178,10 +186,11 @@ def test_the_same_error_in_every_combination_ends_a_sweep_early(tmp_path: Path) 
         folder_of(tmp_path, trials).states(trials)
 
 
-def test_a_full_disk_ends_a_sweep_at_once(tmp_path: Path) -> None:
+def test_a_full_disk_ends_a_sweep_at_once(tmp_path: Path, capsys: Any) -> None:
     trials = [refused(trial, "runs/a: No space left on device; checkpoint-2 is complete") for trial in trials_of()]
     outcome = sweep(folder_of(tmp_path, trials), trials)
     assert list(outcome.failed) == ["regular/seed1"]
+    assert "; about" not in capsys.readouterr().out
     assert outcome.describe(len(trials))[-1] == (
         "5 other trials were not run, since every trial would meet it: free some space or name a place on another "
         "disk, then run it again"
@@ -263,6 +272,22 @@ def test_a_signal_ends_all_and_the_next_start_resumes(tmp_path: Path) -> None:
     assert list(folder.states(trials).values()) == ["begun", "begun", "new"]
     assert sweep(folder, trials, Local(2)).finished == trials
     assert "resumed at step 2" in "".join(folder.log_file(trial).read_text() for trial in trials)
+
+
+def test_a_stopped_sweep_names_no_time_that_is_left(tmp_path: Path, capsys: Any) -> None:
+    class Stopped(Local):
+        """A scheduler that ends a job signals all of its processes at once."""
+
+        def ended(self) -> list[Trial]:
+            ended = super().ended()
+            if ended:
+                signal.raise_signal(signal.SIGTERM)
+            return ended
+
+    trials = trials_of(seeds=(1,))
+    outcome = sweep(folder_of(tmp_path, trials), trials, Stopped())
+    assert (outcome.stopped, len(outcome.finished)) == (signal.SIGTERM, 1)
+    assert capsys.readouterr().out == "[1/3] regular/seed1: finished\n"
 
 
 def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:

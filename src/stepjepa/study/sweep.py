@@ -93,13 +93,14 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
         began, count = time.monotonic(), len(waiting)
 
         def end(trial: Trial) -> None:
-            """Remove an ended trial from the list; print its outcome, and an estimate of the remaining time."""
+            """Remove an ended trial from the list; print its outcome, and the time left if the sweep goes on."""
             waiting.remove(trial)
             if (reason := folder.failure(trial)) is not None:
                 failed[trial.name] = reason
             outcome = FINISHED if reason is None else f"{reason} (log: {folder.log_file(trial)})"
+            goes_on = waiting and not interruptions.count and not _common_cause(trials, failed)
             left = duration((time.monotonic() - began) * len(waiting) / (count - len(waiting)))
-            outcome += f"; about {left} left" if waiting else ""
+            outcome += f"; about {left} left" if goes_on else ""
             print(f"[{len(trials) - len(waiting)}/{len(trials)}] {trial.name}: {outcome}", flush=True)
 
         try:
