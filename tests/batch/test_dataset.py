@@ -161,7 +161,7 @@ def test_a_second_start_reads_what_the_first_wrote(trained_tokenizer: Any, tmp_p
 
 def test_what_tokens_depend_on_makes_another_entry(trained_tokenizer: Any, monkeypatch: Any) -> None:
     def key(records: list[Record] | None = None, tokenizer: Any = trained_tokenizer, **changes: Any) -> str:
-        return module.fingerprint(records or tiny.records(), tokenizer, replace(STEPS, **changes))
+        return module.cache_key(records or tiny.records(), tokenizer, replace(STEPS, **changes))
 
     keys = [key(), key(max_length=99), key(labels="all"), key(predictors=3), key(tiny.records()[:2])]
     keys += [key([replace(record, line=7) for record in tiny.records()])]

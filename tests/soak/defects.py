@@ -241,7 +241,7 @@ def tokenizers_with_other_settings_share_an_entry() -> bool:
     first, config = train_tokenizer(texts, 290), JepaConfig(mode="regular")
     second = copy.deepcopy(first)
     second.init_kwargs["add_prefix_space"] = True
-    keys = {preparing.fingerprint(tiny.records(), each, config) for each in (first, second)}
+    keys = {preparing.cache_key(tiny.records(), each, config) for each in (first, second)}
     return len(keys) == 1
 
 

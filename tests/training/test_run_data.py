@@ -13,7 +13,7 @@ import torch
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.config.run import RunConfig
-from stepjepa.data.questions import draw_held_out
+from stepjepa.data.splitting import draw_held_out
 from stepjepa.running.data import read_data
 from stepjepa.store.environment import machine
 

@@ -71,7 +71,7 @@ def prepare(
     if cache_dir is False:
         return _tokenized(records, tokenizer, config)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepjepa"
-    file = Path(cache_dir or folder) / f"prepared-{fingerprint(records, tokenizer, config)}.arrow"
+    file = Path(cache_dir or folder) / f"prepared-{cache_key(records, tokenizer, config)}.arrow"
     if (cached := _read_cache(file, records)) is not None:
         say(f"cache: {what} as prepared before, from {file} (`no_cache` prepares it again)")
         return cached
@@ -202,8 +202,8 @@ def _settings(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
         return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
 
 
-def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
-    """Return the cache key: a hash of code, versions, tokenizer, settings and record contents (paths excluded).
+def cache_key(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
+    """Return the key in the cache: a hash of code, versions, tokenizer, settings and record contents (paths excluded).
 
     Args:
         records: the records to be tokenised.

@@ -18,9 +18,10 @@ from stepjepa.base.terminal import note
 from stepjepa.base.typed_json import to_json
 from stepjepa.chat.source import read_template
 from stepjepa.config.run import RunConfig
-from stepjepa.data.questions import draw_held_out, question_hashes
+from stepjepa.data.questions import question_hashes
 from stepjepa.data.records import BadRecords, Data, Record, tell_unused
 from stepjepa.data.sources import check_source, each_record, each_record_of_data, each_record_of_source, mix
+from stepjepa.data.splitting import draw_held_out
 from stepjepa.data.summarising import records_fingerprint
 from stepjepa.models.names import check_base
 from stepjepa.store.record import Source
