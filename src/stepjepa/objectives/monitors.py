@@ -153,7 +153,7 @@ class MetricWindow:
         source, target = source.detach(), target.detach()
         matched, shuffled = pair_similarity(source, target)
         count = len(source)
-        sums = (matched, shuffled, count, count * (count - 1))
+        sums: tuple[Tensor | float, ...] = (matched, shuffled, count, count * (count - 1))
         self.add(**dict(zip(PAIR_SUMS, sums, strict=True)))
         self._pairs.append((source, target))
         while sum(len(first) for first, _ in self._pairs[1:]) >= self._keep:
