@@ -203,7 +203,10 @@ def test_an_output_file_is_made_by_one_process_at_a_time(tmp_path: Path) -> None
         pass
     with claimed_output(file, overwrite=True) as target:
         assert target == file
-    assert [*tmp_path.iterdir()] == [file]
+    # Where nothing is made, no folder is left.
+    with pytest.raises(UserError, match="wrong"), claimed_output(tmp_path / "deep" / "er" / "out.npy"):
+        raise UserError("wrong")
+    assert [*tmp_path.rglob("*")] == [file]
 
 
 def test_a_file_that_another_process_has_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

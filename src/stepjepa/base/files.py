@@ -335,6 +335,7 @@ def locked(folder: Path, patience: float = 0.5) -> Iterator[None]:
     ``UserError``, which names process and host, if another process does not free it within ``patience`` seconds.
     """
     path = folder.absolute().with_name(f".{folder.absolute().name}.lock")
+    missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
@@ -344,6 +345,10 @@ def locked(folder: Path, patience: float = 0.5) -> Iterator[None]:
         if lock.is_locked:
             path.unlink(missing_ok=True)
             lock.release()
+        # Folders that were made for the lock alone; others hold something.
+        for parent in missing:
+            with suppress(OSError):
+                parent.rmdir()
 
 
 def _acquire(lock: FileLock, path: Path, folder: Path, patience: float) -> None:
