@@ -117,7 +117,7 @@ def test_the_groups_cost_least_of_all_cuts() -> None:
     """Two short segments in one call, the long one in another, by hand."""
     rows = one_row([sequence(*range(1, 5)), sequence(*range(11, 16)), sequence(*range(20, 60))])
     assert rows.segments is not None
-    groups, time = cheapest_calls(rows.segments, Costs(1.0, 1.0, call=10.0))
+    groups, time = cheapest_calls(rows.segments.queries, rows.segments.keys, Costs(1.0, 1.0, call=10.0))
     assert [(sorted(chosen.tolist()), whole) for chosen, whole in groups] == [([0, 1], True), ([2], True)]
     assert time == 2 * 5 * 5 + 10 + 40 * 40 + 10
 

@@ -12,7 +12,7 @@ import served_forms
 import tiny
 from served_forms import TOOLS, chat, with_call, with_thoughts
 from stepjepa.base.errors import UserError
-from stepjepa.batch.dataset import _unflattened, flattened
+from stepjepa.batch.flat_record import flattened, unflattened
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
@@ -72,7 +72,7 @@ def test_equal_turns_of_a_chat_that_is_not_rewritten_are_one_text(trained_tokeni
 def test_they_are_stored_and_read_back(qwen3: Any) -> None:
     for config in (REGULAR, LLM):
         result = made(qwen3, config)
-        again = _unflattened(flattened(result))
+        again = unflattened(flattened(result))
         for first, second in zip(result.texts, again.texts, strict=True):
             for part in ("ids", "labels", "prompt"):
                 assert np.array_equal(getattr(first, part), getattr(second, part))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self, TypedDict, Unpack
+from typing import Literal, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
 from stepjepa.batch.costs import Costs
-from stepjepa.batch.mask import CallShapes, Kernel
-from stepjepa.batch.micro_batch import Batch, BatchRecords
+from stepjepa.batch.mask import Kernel
+from stepjepa.batch.micro_batch import Batch, BatchRecords, segment_values
 from stepjepa.batch.pack import Rows, pack_passes
 from stepjepa.batch.segments import calls, ragged
 from stepjepa.config.jepa import JepaConfig
@@ -137,23 +137,38 @@ class Collator:
         return batch
 
     def _labels(self, sequences: Sequence[TokenSequence], paths: Sequence[Numbers]) -> Batch:
-        """Return the tensors of labels and prompt labels: distinct predicting positions, and the tokens to predict."""
-        labels = [sequence.labels for sequence in sequences]
-        prompt = [sequence.prompt for sequence in sequences] if self.prompt_labels else []
-        (head_index, label_row), (prompt_index, prompt_row) = (
-            np.unique(
-                _joined([path[table[:, 0]] for path, table in zip(paths, tables, strict=False)]), return_inverse=True
-            )
-            for tables in (labels, prompt)
-        )
+        """Return the tensors of labels and, if ``prompt_labels``, of prompt labels; else those are empty."""
+        prompt_tables = [sequence.prompt if self.prompt_labels else sequence.prompt[:0] for sequence in sequences]
+        labels = _predictions([sequence.labels for sequence in sequences], paths)
+        prompt = _predictions(prompt_tables, paths)
         return _tensors(
-            head_index=head_index,
-            label_row=label_row,
-            label_ids=_joined([table[:, 1] for table in labels]),
-            prompt_index=prompt_index,
-            prompt_row=prompt_row,
-            prompt_ids=_joined([table[:, 1] for table in prompt]),
+            head_index=labels.positions,
+            label_row=labels.row,
+            label_ids=labels.ids,
+            prompt_index=prompt.positions,
+            prompt_row=prompt.row,
+            prompt_ids=prompt.ids,
         )
+
+
+class _Predictions(NamedTuple):
+    """Tokens to predict, and the positions that predict them; a position may predict several."""
+
+    positions: Numbers  # [U] distinct flat positions, ascending
+    row: Numbers  # [N] index into ``positions`` of the position that predicts each token
+    ids: Numbers  # [N] the tokens
+
+
+def _predictions(tables: Sequence[Ids], paths: Sequence[Numbers]) -> _Predictions:
+    """Join the labels of sequences.
+
+    Args:
+        tables: ``[L, 2]`` for each sequence: position in it, and the token to predict there.
+        paths: flat positions of the tokens of each sequence.
+    """
+    places = [path[table[:, 0]] for path, table in zip(paths, tables, strict=True)]
+    index, row = np.unique(_joined(places), return_inverse=True)
+    return _Predictions(index, row, _joined([table[:, 1] for table in tables]))
 
 
 def _joined(parts: Sequence[NDArray[np.integer]]) -> Numbers:
@@ -166,7 +181,7 @@ def _renumbered(sequences: Sequence[TokenSequence], before: Sequence[TokenSequen
     if not first:
         return sequences
     return [
-        replace(sequence, readouts=tuple(it._replace(pair=first + it.pair) for it in sequence.readouts))
+        replace(sequence, readouts=tuple(readout._replace(pair=first + readout.pair) for readout in sequence.readouts))
         for sequence in sequences
     ]
 
@@ -205,7 +220,7 @@ def _records(
     sequences: Sequence[TokenSequence],
     paths: Sequence[Numbers],
 ) -> BatchRecords:
-    """Collect the facts about each record; ``paths`` holds the column of each token of each sequence."""
+    """Collect the facts about each record; ``paths`` holds the flat position of each token of each sequence."""
     main = [(sequence, path) for sequence, path in zip(sequences, paths, strict=True) if len(sequence.text)]
     starts = [np.zeros(0) if sequence.start is None else sequence.start[sequence.text] for sequence, _ in main]
     return BatchRecords(
@@ -221,18 +236,19 @@ def _records(
 
 
 def _inputs(rows: Rows, costs: Costs | None) -> Batch:
-    """Return the input tensors of the model for one pass."""
+    """Return the input tensors of the model for one pass.
+
+    Args:
+        rows: of the pass.
+        costs: by which its segments are cut into calls; None for one variable-length call.
+    """
     batch = _tensors(input_ids=rows.ids, attention_mask=np.ones_like(rows.ids))
     if not rows.branches:
         return batch
     batch |= _tensors(position_ids=rows.positions, start=rows.start, end=rows.end)
     batch["isolates"] = bool(rows.start.any())
-    if rows.segments is not None and costs is not None:
-        tensors = vars(calls(rows.segments, costs))
-        batch |= Batch(tensors, shapes=CallShapes(tensors["shapes"]))
-    elif rows.segments is not None:
-        values = ragged(rows.segments)._asdict()
-        batch |= {name: value for name, value in values.items() if value is not None}
+    if rows.segments is not None:
+        batch |= segment_values(ragged(rows.segments) if costs is None else calls(rows.segments, costs))
     return batch
 
 

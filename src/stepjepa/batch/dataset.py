@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 
+from stepjepa.batch.flat_record import longest_possible, main_texts, prompt_of, text_starts, unflattened, without_lines
 from stepjepa.batch.groups import prompt_groups
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.summary import RecordSummary
 from stepjepa.views.layouts import LAYOUTS
-from stepjepa.views.sequences import Ids, Numbers, Pair, SampledRecord, TokenizedRecord, View, common_prefix
+from stepjepa.views.sequences import Ids, Numbers, Pair, SampledRecord, TokenizedRecord, common_prefix
 
 # -- the order of records ----------------------------------------------------------------------------------------------
 
@@ -114,6 +115,15 @@ class StepSampler(Sampler[SampleKey]):
 SCHEMA = pa.schema({"length": pa.int64(), "record": pa.list_(pa.int32())})
 
 
+class TokenFingerprints(NamedTuple):
+    """SHA-256 of tokenised records."""
+
+    records: str  # of all that is stored of them
+    # Of the token ids of their main texts alone. These have no predictor tokens: layout ``inplace`` inserts them when a
+    # batch is made.
+    texts: str
+
+
 class TokenizedDataset(Dataset[SampledRecord | None]):
     """Tokenised records in an Arrow stream, a file or in memory, indexed by number or by the sampler's keys.
 
@@ -141,7 +151,11 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
         number, with_views, epoch = key if isinstance(key, SampleKey) else SampleKey(int(key))
         if number < 0:
             return None
-        return SampledRecord(_unflattened(self._records[number].values.to_numpy()), with_views, (epoch, number))
+        return SampledRecord(unflattened(self._records[number].values.to_numpy()), with_views, (epoch, number))
+
+    def longest_possible(self, predictors: int) -> Numbers:
+        """Return ``[records]`` lengths that no sequence of a record exceeds, see ``flat_record.longest_possible``."""
+        return longest_possible(pc.list_value_length(self._records).to_numpy(), predictors)
 
     @cached_property
     def prompt_groups(self) -> Numbers:
@@ -149,85 +163,19 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
         return prompt_groups(self.prompts())
 
     def prompts(self) -> list[Ids]:
-        """Return the prompt of each record: the tokens of its first text up to the first trained one.
+        """Return the prompt of each record, see ``flat_record.prompt_of``."""
+        return [prompt_of(record.values.to_numpy()) for record in self._records]
 
-        If the user's message is trained, too, the prompt ends with it.
-        """
-        return [_prompt(record.values.to_numpy()) for record in self._records]
-
-    def fingerprints(self) -> tuple[str, str]:
-        """Return two hashes: of the records in their order, and of the token ids of their main texts alone.
-
-        Line numbers are left out. Main texts have no predictor tokens: layout ``inplace`` inserts them when a batch is
-        made.
-        """
+    def fingerprints(self) -> TokenFingerprints:
+        """Hash the records in their order, without their line numbers."""
         records, texts = hashlib.sha256(), hashlib.sha256()
         for chunk in self._records.chunks:
             offsets = chunk.offsets.to_numpy()
-            flat = chunk.values.to_numpy()[offsets[0] : offsets[-1]].copy()
-            first, last = offsets[:-1] - offsets[0], offsets[1:] - offsets[0]  # of each record, see ``flattened``
-            starts = [first]  # of the n-th texts of all records that have as many
-            while len(first):
-                first = first + _HEADER + sum(flat[first + place] for place in range(1, _HEADER))
-                first, last = first[first < last], last[first < last]
-                starts.append(first)
-            first = np.concatenate(starts)
-            flat[first] = 0
-            records.update(flat.tobytes())
-            begin = first + _HEADER
-            # Mark the main texts; a -1, which is no token, separates them.
-            steps = np.zeros(len(flat) + 1, np.int8)
-            steps[begin - 1] += 1
-            steps[begin + flat[first + 1]] -= 1
-            flat[begin - 1] = -1
-            texts.update(flat[np.cumsum(steps[:-1]).astype(bool)].tobytes())
-        return records.hexdigest(), texts.hexdigest()
-
-
-_HEADER = 6  # numbers before a main text: its line, the lengths of its four parts and of the texts of its views
-
-
-def flattened(record: TokenizedRecord) -> Ids:
-    """Serialise a record to one int32 array: the main texts, one after the other."""
-    return np.concatenate([_flat_text(text) for text in record.texts])
-
-
-def _flat_text(text: TokenizedRecord) -> Ids:
-    """Serialise a main text: header (line, lengths of the four parts and of the view texts), parts, view texts."""
-    views = [view for pair in text.pairs for view in pair]
-    # One row a view: length of its text (-1 if it is a part of the main text), start, end, predictors.
-    table = [(-1 if view.in_main else len(view.ids), view.start, view.end, view.predictors) for view in views]
-    parts = [text.ids, text.labels, text.prompt, np.array(table, np.int32).ravel()]
-    alone = [view.ids for view in views if not view.in_main]
-    head = np.array([text.line, *map(len, parts), sum(map(len, alone))], np.int32)
-    return np.concatenate([head, *parts, *alone])
-
-
-def _prompt(flat: Ids) -> Ids:
-    """Return the prompt of a serialised record."""
-    ends = _HEADER + np.cumsum(flat[1 : _HEADER - 2])
-    ids, labels, prompt_labels = flat[_HEADER : ends[0]], flat[ends[0] : ends[1]], flat[ends[1] : ends[2]]
-    if len(prompt_labels) and prompt_labels[0] >= labels[0]:
-        # The user's first message ends at the first gap between its positions.
-        breaks = np.flatnonzero(np.diff(prompt_labels) > 1)
-        return ids[: int(prompt_labels[breaks[0] if len(breaks) else -1]) + 2]
-    return ids[: int(labels[0]) + 1]
-
-
-def _unflattened(flat: Ids) -> TokenizedRecord:
-    """Read a record from the array that :func:`flattened` wrote."""
-    texts, begin = list[TokenizedRecord](), 0
-    while begin < len(flat):
-        line, *sizes, _ = flat[begin : begin + _HEADER].tolist()
-        *starts, begin = (begin + _HEADER + np.cumsum([0, *sizes])).tolist()
-        ids, labels, prompt, table = (flat[start:end] for start, end in pairwise([*starts, begin]))
-        views = []
-        for length, start, end, predictors in table.reshape(-1, 4).tolist():
-            text = ids if length < 0 else flat[begin : begin + length]
-            views.append(View(text, start, end, length < 0, predictors))
-            begin += max(length, 0)
-        texts.append(TokenizedRecord(ids, labels, prompt, tuple(map(Pair, views[::2], views[1::2])), line))
-    return replace(texts[0], further=tuple(texts[1:])) if len(texts) > 1 else texts[0]
+            flat = chunk.values.to_numpy()[offsets[0] : offsets[-1]]
+            starts = text_starts(flat, offsets[:-1] - offsets[0], offsets[1:] - offsets[0])
+            records.update(without_lines(flat, starts).tobytes())
+            texts.update(main_texts(flat, starts).tobytes())
+        return TokenFingerprints(records.hexdigest(), texts.hexdigest())
 
 
 @dataclass(frozen=True)
@@ -239,7 +187,7 @@ class Prepared:
     tokens: dict[str, int]  # see :func:`count_tokens`
     template: dict[str, str] = field(default_factory=dict)  # facts derived from the chat template
     source: str = "<memory>"  # name of the records' file in error messages
-    summary: RecordSummary | None = field(default=None, repr=False, compare=False)  # of its records; None if unknown
+    summary: RecordSummary | None = field(default=None, repr=False, compare=False)  # of the records; None if unknown
 
 
 def count_tokens(records: Iterable[TokenizedRecord], config: JepaConfig) -> dict[str, int]:

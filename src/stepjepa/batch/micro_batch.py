@@ -91,7 +91,7 @@ class Batch(dict[str, BatchValue]):
 
     @property
     def attention_mask(self) -> Tensor:
-        """``[R, T]`` all ones: padding is on the right, where no causal token sees it."""
+        """``[R, T]`` all ones, since padding is on the right, where no causal token sees it."""
         return self._get("attention_mask", Tensor)
 
     @property
@@ -103,8 +103,7 @@ class Batch(dict[str, BatchValue]):
     def trees(self) -> Trees | None:
         """The visibility of tokens, from the keys ``start``, ``end`` and ``isolates``; None for plain causal text.
 
-        A batch that runs by segments has their index tensors, too, under the names of the fields of ``segments.Calls``
-        or ``segments.Ragged``.
+        A batch that runs by segments has the keys of :func:`segment_values`, too.
         """
         if "end" not in self:
             return None
@@ -189,7 +188,7 @@ class Batch(dict[str, BatchValue]):
 
     @property
     def pairs(self) -> int:
-        """P."""
+        """P, the number of pairs."""
         return len(self.source_index)
 
     def readouts(self, kind: Kind) -> ReadoutIndex:
@@ -220,3 +219,13 @@ class Batch(dict[str, BatchValue]):
     def records(self) -> BatchRecords:
         """Facts about each record."""
         return self._get("records", BatchRecords)
+
+
+def segment_values(segments: Calls | Ragged) -> Batch:
+    """Return the keys of a batch that hold the segments of its row, as :attr:`Batch.trees` reads them.
+
+    Every field is a key of its own, since only tensors that are values of the batch are moved to a device.
+    """
+    if isinstance(segments, Calls):
+        return Batch(vars(segments), shapes=CallShapes(segments.shapes))
+    return Batch({name: value for name, value in segments._asdict().items() if value is not None})

@@ -94,33 +94,54 @@ def pack_passes(
         pad_id: token id of padding.
     """
     if not sequences:
-        none = np.zeros((1, 1), np.int64)
-        return [Rows(none + pad_id, none, none, none + 1, [], np.zeros(1, np.int64), False)]
-    laid = _Sorted(sequences, groups, pad_id)
-    if kernel == "ragged" and not one_each and laid.saved < WORTH_GATHERING:
-        laid = _Sorted(sequences, range(len(sequences)), pad_id)
-    passes = laid.passes_of_rows(row_length, None if one_pass else costs, one_each=one_each)
+        return [_padding(pad_id)]
+    ordered = _SortedSequences(sequences, groups, pad_id)
+    if kernel == "ragged" and not one_each and ordered.saved < WORTH_GATHERING:
+        # Each sequence is a group of its own, so that none shares a prefix.
+        ordered = _SortedSequences(sequences, range(len(sequences)), pad_id)
+    passes = ordered.passes_of_rows(row_length, None if one_pass else costs, one_each=one_each)
     if not one_each and kernel != "mask":
-        by_segments = laid.passes_of_segments(None if one_pass else pass_length)
-        faster = costs is not None and laid.time_of_segments(by_segments, costs) < laid.time_of_rows(passes, costs)
-        if kernel != "cheapest" or faster:
-            return [laid.lay_out([row], by_segments=True) for row in by_segments]
-    return [laid.lay_out(rows) for rows in passes]
+        single_rows = ordered.passes_of_segments(None if one_pass else pass_length)
+        is_faster = costs is not None and ordered.time_of_segments(single_rows, costs) < ordered.time_of_rows(
+            passes, costs
+        )
+        if kernel != "cheapest" or is_faster:
+            return [ordered.lay_out([row], by_segments=True) for row in single_rows]
+    return [ordered.lay_out(rows) for rows in passes]
 
 
-class _Sorted:
-    """Sequences sorted so that common prefixes are adjacent; a row is a range of them."""
+def _padding(pad_id: int) -> Rows:
+    """Return a pass of a single token of padding, for a micro-batch without sequences."""
+    zero = np.zeros((1, 1), np.int64)
+    return Rows(
+        ids=zero + pad_id,
+        positions=zero,
+        start=zero,
+        end=zero + 1,
+        paths=[],
+        lengths=np.zeros(1, np.int64),
+        branches=False,
+    )
+
+
+class _SortedSequences:
+    """Sequences sorted so that common prefixes are adjacent; a row is a range of them.
+
+    :meth:`lay_out` is called once for each pass, in order, since flat positions continue from pass to pass.
+    """
 
     def __init__(self, sequences: Sequence[TokenSequence], groups: Sequence[int] | None, pad_id: int) -> None:
         self._sequences, self._pad_id = sequences, pad_id
         # [S] in sorted order: indices of the sequences, and lengths of the prefixes shared with the previous one.
         self._order, self.shared = _sorted(sequences, groups)
         self.lengths = np.array([len(sequences[index]) for index in self._order], np.int64)
+        # [S + 1] number of tokens that the sequences before each one add to a single row of all of them.
         self._added = np.concatenate([[0], np.cumsum(self.lengths - self.shared)])
         starts = [sequences[index].start for index in self._order]
+        # [S + 1] number of the sequences before each one that have tokens that do not see all text before them.
         self._isolating = np.cumsum([False, *(start is not None and start.any() for start in starts)])
-        self._paths: list[Numbers] = [np.empty(0, np.int64)] * len(sequences)
-        self._cells = 0
+        self._paths: list[Numbers] = [np.empty(0, np.int64)] * len(sequences)  # see Rows.paths
+        self._cells = 0  # number of tokens, padding included, of the passes laid out so far
 
     @property
     def saved(self) -> float:
@@ -200,12 +221,16 @@ class _Sorted:
             # A sequence that continues the one before, or equals it, belongs to its segment.
             begin = np.append(True, shared[1:] < lengths[:-1]).nonzero()[0]
             queries, keys = np.add.reduceat(lengths - shared, begin), lengths[np.append(begin[1:], last - first) - 1]
-            _, time = cheapest_calls(Segments(begin, queries, keys, []), costs)
-            total += time + self.size(first, last) * costs.token + costs.forward
+            total += cheapest_calls(queries, keys, costs).time + self.size(first, last) * costs.token + costs.forward
         return total
 
     def lay_out(self, rows: list[Range], *, by_segments: bool = False) -> Rows:
-        """Write the tokens of rows; ``by_segments`` with the segments of the only one."""
+        """Write rows as arrays, for the next pass.
+
+        Args:
+            rows: ranges of the sorted sequences.
+            by_segments: also list the segments, for a single row that is not plain causal text.
+        """
         sizes = np.array([self.size(*row) for row in rows], np.int64)
         width = int(sizes.max())
         cells = len(rows) * width
@@ -231,11 +256,17 @@ class _Sorted:
                 place, before = place + length - shared, length
             end[path[:before]] = place - begin
         self._cells += cells
-        shape, branches = (-1, width), any(self.is_masked(*row) for row in rows)
-        ids, positions = ids.reshape(shape), positions.reshape(shape)
-        trees = start.reshape(shape), end.reshape(shape)
-        table = Segments.of(segments) if by_segments and branches else None
-        return Rows(ids, positions, *trees, self._paths, sizes, branches, table)
+        branches = any(self.is_masked(*row) for row in rows)
+        return Rows(
+            ids=ids.reshape(-1, width),
+            positions=positions.reshape(-1, width),
+            start=start.reshape(-1, width),
+            end=end.reshape(-1, width),
+            paths=self._paths,
+            lengths=sizes,
+            branches=branches,
+            segments=Segments.of(segments) if by_segments and branches else None,
+        )
 
 
 def _sorted(sequences: Sequence[TokenSequence], groups: Sequence[int] | None) -> tuple[list[int], Numbers]:

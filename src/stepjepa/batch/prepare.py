@@ -25,7 +25,8 @@ from stepjepa.base.files import atomic_write, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.spool import BLOCK, Spooled
-from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tokens, flattened
+from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tokens
+from stepjepa.batch.flat_record import flattened
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config.jepa import JepaConfig, affecting
 from stepjepa.data.records import Data, Record, Views, as_records

@@ -21,8 +21,13 @@ from stepjepa.batch.cutting import cheapest_parts
 from stepjepa.batch.mask import Calls, CallShape, Ragged
 from stepjepa.views.sequences import Ids, Numbers
 
-Segment = tuple[int, int, Numbers]
-"""The first column, the number of tokens and the path of a segment: columns of all that its last token sees."""
+
+class Segment(NamedTuple):
+    """A run of tokens of a row, each of which is the child of the one before."""
+
+    first: int  # column of its first token
+    size: int  # number of its tokens
+    path: Numbers  # columns of the tokens that its last token sees, in order; its own are the last ones
 
 
 class Segments(NamedTuple):
@@ -36,8 +41,8 @@ class Segments(NamedTuple):
     @classmethod
     def of(cls, parts: list[Segment]) -> Segments:
         """Make the table of a list of segments."""
-        first, queries, paths = zip(*parts, strict=True)
-        return cls(np.array(first), np.array(queries), np.array([*map(len, paths)]), list(paths))
+        first, sizes, paths = zip(*parts, strict=True)
+        return cls(np.array(first), np.array(sizes), np.array([*map(len, paths)]), list(paths))
 
 
 def add_segments(segments: list[Segment], place: int, path: Numbers, shared: int, start: Ids | None) -> None:
@@ -50,46 +55,66 @@ def add_segments(segments: list[Segment], place: int, path: Numbers, shared: int
         place: column of the first token that it adds.
         path: ``[N]`` columns of all its tokens.
         shared: number of tokens that it shares with sequences before it.
-        start: ``[N]`` index into the sequence of the first token that each token sees; None for the very first.
+        start: ``[N]`` index of the first token of the sequence that each token sees; None if each sees the whole text
+            before it.
     """
     added = len(path) - shared
     if shared and start is None and path[shared - 1] == place - 1:
-        first, size, _ = segments.pop()
-        segments.append((first, size + added, path))
+        before = segments.pop()
+        segments.append(Segment(before.first, before.size + added, path))
     elif added and (start is None or not start[shared:].any()):
-        segments.append((place, added, path))
+        segments.append(Segment(place, added, path))
     elif added and start is not None:
         changes = np.flatnonzero(np.diff(start[shared:])) + 1 + shared
         bounds = [shared, *changes.tolist(), len(path)]
-        segments += [(place + a - shared, b - a, path[int(start[a]) : b]) for a, b in pairwise(bounds)]
+        segments += [
+            Segment(place + first - shared, last - first, path[int(start[first]) : last])
+            for first, last in pairwise(bounds)
+        ]
 
 
 # -- On a CPU: few calls, each of segments of like size ----------------------------------------------------------------
 
 
-def cheapest_calls(segments: Segments, costs: Costs) -> tuple[list[tuple[Numbers, bool]], float]:
-    """Cut the segments, sorted by number of keys and queries, into the calls that take the least time in all.
+class ChosenCall(NamedTuple):
+    """The segments of one call."""
 
-    Returns:
-        For each call the segments and whether they run as whole paths; and the time of all calls.
+    segments: Numbers  # indices of the segments
+    causal: bool  # they run as whole paths, without a mask; else only their own queries run, under a mask
+
+
+class ChosenCalls(NamedTuple):
+    """The calls of a row, and the time that they take together."""
+
+    calls: list[ChosenCall]
+    time: float
+
+
+def cheapest_calls(queries: Numbers, keys: Numbers, costs: Costs) -> ChosenCalls:
+    """Cut the segments of a row, sorted by number of keys and queries, into the calls that take the least time in all.
+
+    Args:
+        queries: ``[S]`` number of tokens of each segment.
+        keys: ``[S]`` number of tokens that its last token sees.
+        costs: of a layer.
     """
-    order = np.lexsort((segments.queries, segments.keys))
-    queries, keys = segments.queries[order], segments.keys[order]
+    order = np.lexsort((queries, keys))
+    queries, keys = queries[order], keys[order]
 
-    def both(first: Numbers, last: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def times(first: Numbers, last: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the times of calls of the segments ``first[i]`` to ``last - 1``: as whole paths, and under a mask."""
         count, most = last - first, int(keys[last - 1])
         # The most queries of each range first..last-1.
         longest = np.maximum.accumulate(queries[:last][::-1])[::-1][first]
         return costs.unmasked_paths(count, most), costs.queries_by_keys(count, longest, most)
 
-    parts = cheapest_parts(len(order), lambda first, last: np.minimum(*both(first, last)))
-    chosen: list[tuple[Numbers, bool]] = []
+    chosen: list[ChosenCall] = []
     total = 0.0
-    for first, last in parts:
-        unmasked, masked = (float(time[0]) for time in both(np.array([first]), last))
-        chosen.append((order[first:last], unmasked <= masked))
+    for first, last in cheapest_parts(len(order), lambda first, last: np.minimum(*times(first, last))):
+        unmasked, masked = (float(time[0]) for time in times(np.array([first]), last))
+        chosen.append(ChosenCall(order[first:last], unmasked <= masked))
         total += min(unmasked, masked)
-    return chosen, total
+    return ChosenCalls(chosen, total)
 
 
 def calls(segments: Segments, costs: Costs) -> Calls:
@@ -99,7 +124,7 @@ def calls(segments: Segments, costs: Costs) -> Calls:
     shapes: list[CallShape] = []
     parts: tuple[list[Numbers], ...] = ([], [], [], [])  # of the four index tensors of all calls
     before = 0
-    for chosen, causal in cheapest_calls(segments, costs)[0]:
+    for chosen, causal in cheapest_calls(segments.queries, segments.keys, costs).calls:
         keys, own = segments.keys[chosen], segments.queries[chosen]
         queries, width = (keys if causal else own), int(keys.max())
         height = int(queries.max())

@@ -59,7 +59,7 @@ class _Text:
     prompt: list[Ids] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
 
-    def begins(self, ids: Ids) -> bool:
+    def is_prefix_of(self, ids: Ids) -> bool:
         return bool(np.array_equal(self.ids, ids[: len(self.ids)]))
 
     def extend(self, ids: Ids, labels: Ids, prompt: Ids) -> None:
@@ -74,6 +74,13 @@ class _Placed(NamedTuple):
 
     text: _Text
     length: int
+
+
+class _RecordText(NamedTuple):
+    """A record as text: the turns that it trains, and its pairs of views."""
+
+    turns: list[Turn]
+    pairs: list[PairText]
 
 
 class RecordTokenizer:
@@ -118,25 +125,25 @@ class RecordTokenizer:
         return tokenized
 
     def _tokenize_block(self, records: Sequence[Record]) -> list[TokenizedRecord | None]:
-        """Tokenise some records together; None for a record that is left out."""
-        written = [(record, *self._write(record)) for record in records]
-        turns = [turn for _, of_record, _ in written for turn in of_record]
+        """Tokenise some records together; None for a record that is skipped."""
+        rendered = [self._render(record) for record in records]
+        turn_tokens = iter(self._texts.turns([turn for text in rendered for turn in text.turns]))
         # Equal views are tokenised once.
         alone = dict.fromkeys(
-            view.text for *_, pairs in written for pair in pairs for view in pair[1:] if not view.in_main
+            view.text for text in rendered for pair in text.pairs for view in pair.views if not view.in_main
         )
-        texts = self._texts([text.text for text in alone], [text.spans for text in alone])
-        of_turns = iter(self._texts.turns(turns))
-        encoded = dict(zip(alone, texts, strict=True))
+        alone_tokens = self._texts([text.text for text in alone], [text.spans for text in alone])
+        encoded = dict(zip(alone, alone_tokens, strict=True))
         return [
-            self._read(record, of_record, [next(of_turns) for _ in of_record], pairs, encoded)
-            for record, of_record, pairs in written
+            self._assemble(record, text, list(islice(turn_tokens, len(text.turns))), encoded)
+            for record, text in zip(records, rendered, strict=True)
         ]
 
-    def _write(self, record: Record) -> tuple[list[Turn], list[PairText]]:
+    def _render(self, record: Record) -> _RecordText:
+        """Render the turns and the pairs of a record; its errors name file and line."""
         try:
             turns = self.turns(record)
-            return turns, self.pairs(record, turns)
+            return _RecordText(turns, self.pairs(record, turns))
         except UserError as error:
             raise error.at(record.path, record.line) from None
 
@@ -174,9 +181,9 @@ class RecordTokenizer:
         reasons = [f"{reason} ({count:,})" for reason, count in self._without_pair.most_common()]
         return next(iter(self._without_pair)) if len(reasons) == 1 else "; ".join(reasons)
 
-    def _why_no_pair(self, record: Record, written: Sequence[PairText]) -> str:
-        """Return the reason for which a record gives no pair."""
-        if written:
+    def _why_no_pair(self, record: Record, rendered: Sequence[PairText]) -> str:
+        """Return the reason for which a record gives no pair; ``rendered`` are its pairs before truncation."""
+        if rendered:
             return "its views are cut off at max_length"
         if self.config.mode == "step-jepa":
             return "the last answer has too few steps"
@@ -201,40 +208,59 @@ class RecordTokenizer:
           a question and its answer, if both have a text. In layouts with ``views_in_text`` the first message of
           a pair is a part of the chat; otherwise it is rendered alone.
         """
-        config, last = self.config, len(turns) - 1
         pairs: list[PairText] = []
-        if config.mode == "step-jepa":
-            steps = step_views(turns[-1], config.step_separator, config.steps_from)
-            pairs += [PairText(last, *pair) for pair in zip(steps, steps[config.pair_distance :], strict=False)]
-        elif config.mode == "llm-jepa" and record.views is not None:
-            for source, target in record.views:
-                if source.strip() and target.strip():
-                    pairs.append(PairText(0, self._alone(0, "user", source), self._alone(1, "assistant", target)))
-        elif config.mode == "llm-jepa":
-            layout = LAYOUTS[str(config.layout)]
-            for start, end in layout.partners(record.messages):
-                number = next((n for n, turn in enumerate(turns) if turn.message >= max(start, end)), None)
-                texts = [
-                    (record.messages[place]["role"], message_text(record.messages[place])) for place in (start, end)
-                ]
-                if number is None or record.messages[end].get("weight", 1) == 0 or not all(text for _, text in texts):
-                    continue
+        if self.config.mode == "step-jepa":
+            pairs = self._step_pairs(turns)
+        elif self.config.mode == "llm-jepa" and record.views is not None:
+            pairs = [
+                PairText(0, self._alone(0, "user", source), self._alone(1, "assistant", target))
+                for source, target in record.views
+                if source.strip() and target.strip()
+            ]
+        elif self.config.mode == "llm-jepa":
+            pairs = self._message_pairs(record, turns)
+        return pairs[:1] if self.config.pairs == "first" else pairs
+
+    def _step_pairs(self, turns: Sequence[Turn]) -> list[PairText]:
+        """Pair the steps of the last turn, each with the step ``pair_distance`` later."""
+        config, last = self.config, len(turns) - 1
+        steps = step_views(turns[-1], config.step_separator, config.steps_from)
+        return [PairText(last, *pair) for pair in zip(steps, steps[config.pair_distance :], strict=False)]
+
+    def _message_pairs(self, record: Record, turns: Sequence[Turn]) -> list[PairText]:
+        """Pair the messages that ``partners`` of the layout picks, if both have a text and the second one is trained.
+
+        ``UserError`` if the layout reads the first message in its chat, and the template rewrites it there.
+        """
+        layout, messages = LAYOUTS[str(self.config.layout)], record.messages
+        pairs: list[PairText] = []
+        for start, end in layout.partners(messages):
+            # The first turn that is rendered with both messages.
+            number = next((n for n, turn in enumerate(turns) if turn.message >= max(start, end)), None)
+            source, target = message_text(messages[start]), message_text(messages[end])
+            if number is None or messages[end].get("weight", 1) == 0 or not (source and target):
+                continue
+            if layout.views_in_text:
                 first = ViewText(turns[number], *turns[number].spans[start])
-                if not layout.views_in_text:
-                    first = self._alone(0, *texts[0])
-                elif first.start == first.end:
+                if first.start == first.end:
                     fault = "the chat template rewrites a message, so that its content can't be found"
                     raise UserError(f"{fault}; use `layout separate`, which reads it alone")
-                pairs.append(PairText(number, first, self._alone(1, *texts[1])))
-            # Without a chat format a record is its last exchange.
-            pairs = pairs[-1:] if config.plain else pairs
-        return pairs[:1] if config.pairs == "first" else pairs
+            else:
+                first = self._alone(0, messages[start]["role"], source)
+            pairs.append(PairText(number, first, self._alone(1, messages[end]["role"], target)))
+        # Without a chat format a record is its last exchange.
+        return pairs[-1:] if self.config.plain else pairs
 
     def _alone(self, place: int, role: str, content: str) -> ViewText:
-        """Render the first or second view of a pair as a message alone in the template.
+        """Render a view as a message alone in the template.
 
         A source's predictors are added to the text before it is tokenised. Added to the tokens, they could end up
         behind a token that joins content and template, such as OLMo-2's ``?`` with the line end.
+
+        Args:
+            place: 0 for the first view of a pair, 1 for the second one.
+            role: of the message.
+            content: of the message.
         """
         # The second view is the source where it predicts the first one.
         is_source, front = place == (1 if self.config.reverse_pred else 0), self.config.front_pred
@@ -245,37 +271,36 @@ class RecordTokenizer:
         plain_span = (start + len(added), end) if front else (start, end - len(added))
         return ViewText(alone._replace(spans=(plain_span,)), start, end, len(self.predictors) if is_source else 0)
 
-    def _read(
+    def _assemble(
         self,
         record: Record,
-        turns: Sequence[Turn],
+        rendered: _RecordText,
         tokens: Sequence[TurnTokens],
-        written: Sequence[PairText],
         encoded: Mapping[Turn | Rendered, Tokens],
     ) -> TokenizedRecord | None:
-        """Build a tokenised record from rendered turns and pairs; None if the record is longer than ``max_length``.
+        """Assemble a tokenised record; None for one without a trained turn within ``max_length``.
 
         Args:
             record: as read, for messages.
-            turns: its turns as text.
-            tokens: the same as tokens.
-            written: its pairs of views as text.
+            rendered: the record as text.
+            tokens: its turns as tokens.
             encoded: the tokens of each view that is rendered alone, by its text.
         """
+        turns, pair_texts = rendered
         texts, placed = self._join_turns(record, turns, tokens)
         if not texts:
             self.counts["skipped"] += 1
             return None
         self.counts["turns"] += len(placed)
         self.counts["turns skipped"] += len(turns) - len(placed)
-        for pair in written:
+        for pair in pair_texts:
             if pair.turn in placed:
                 self._locate_pair(pair, placed[pair.turn], tokens[pair.turn].tokens, encoded)
             else:
                 self.counts["pairs cut by truncation"] += 1
         pairs = sum(len(text.pairs) for text in texts)
         if self.config.uses_views and not pairs:
-            self._note_without_pair(record, written)
+            self._note_without_pair(record, pair_texts)
         self.counts["records"] += 1
         self.counts["pairs"] += pairs
         self.counts["messages behind the last answer"] += record.dropped
@@ -305,7 +330,7 @@ class RecordTokenizer:
             if not len(labels) or (too_long[number] and config.over_length == "skip"):
                 continue
             self._check_stop_tokens(record, encoding.ids[answer:])
-            if not (texts and texts[-1].begins(ids)):
+            if not (texts and texts[-1].is_prefix_of(ids)):
                 texts.append(_Text(ids))
             texts[-1].extend(ids, labels, self._prompt_labels(record, turn, encoding, len(ids)))
             placed[number] = _Placed(texts[-1], len(ids))
@@ -319,7 +344,8 @@ class RecordTokenizer:
         spans = [turn.spans[place] for place in self._prompting_messages(record, turn)]
         # An empty span is a message that the template leaves out or rewrites.
         filled = [(start, end) for start, end in spans if start < end]
-        return _before([(encoding.first_overlapping(start), encoding.first_from(end)) for start, end in filled], length)
+        ranges = [(encoding.first_overlapping(start), encoding.first_from(end)) for start, end in filled]
+        return _positions_before(ranges, length)
 
     def _locate_pair(
         self, pair: PairText, placed: _Placed, turn: Tokens, encoded: Mapping[Turn | Rendered, Tokens]
@@ -337,7 +363,7 @@ class RecordTokenizer:
         elif first.start < ends[0] and second.start < ends[1]:
             text.pairs.append(Pair(first, second))
 
-    def _note_without_pair(self, record: Record, written: Sequence[PairText]) -> None:
+    def _note_without_pair(self, record: Record, rendered: Sequence[PairText]) -> None:
         """Count a record without a pair by its reason; raise ``UserError`` where pairs are required."""
         if self.config.require_pairs:
             raise UserError(
@@ -347,7 +373,7 @@ class RecordTokenizer:
                 line=record.line,
             )
         self.counts["without a pair"] += 1
-        self._without_pair[self._why_no_pair(record, written)] += 1
+        self._without_pair[self._why_no_pair(record, rendered)] += 1
 
     def _too_long(self, record: Record, tokens: TurnTokens) -> bool:
         """Return whether a turn has more than ``max_length`` tokens; raise ``UserError`` if that is an error."""
@@ -393,12 +419,13 @@ def _joined(parts: list[Ids]) -> Ids:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _before(ranges: Sequence[tuple[int, int]], length: int) -> Ids:
+def _positions_before(ranges: Sequence[tuple[int, int]], length: int) -> Ids:
     """Return the positions that predict the tokens of some ranges, among the first ``length`` tokens."""
     if len(ranges) == 1:
         ((start, end),) = ranges
         # No position predicts the first token.
         return np.arange(max(start, 1) - 1, min(end, length) - 1, dtype=np.int32)
+    # Ranges of several messages may overlap, since a token can reach from one into the next.
     predicted = np.zeros(length, bool)
     for start, end in ranges:
         predicted[start:end] = True

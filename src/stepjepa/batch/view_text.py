@@ -47,6 +47,11 @@ class PairText(NamedTuple):
     first: ViewText
     second: ViewText
 
+    @property
+    def views(self) -> tuple[ViewText, ViewText]:
+        """Both views, in their order in the record."""
+        return self.first, self.second
+
 
 def step_views(turn: Turn, separator: str, part: str = "content") -> list[ViewText]:
     """Return the reasoning steps of a turn's ``content`` or of its ``reasoning``.

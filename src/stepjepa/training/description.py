@@ -200,7 +200,7 @@ def source_of(prepared: Prepared, name: str | None) -> Source:
     """Describe the records of a data set that was read from ``name``; None for records in memory."""
     count = prepared.counts["records"] + prepared.counts.get("skipped", 0)
     if prepared.summary is None:
-        return Source(file=name, records=count, sha256=prepared.dataset.fingerprints()[1])
+        return Source(file=name, records=count, sha256=prepared.dataset.fingerprints().texts)
     if name is not None and Path(name).is_file():
         return Source(file=Path(name).name, records=count, sha256=fingerprint(name))
     return Source(file=name, records=count, sha256=prepared.summary.sha256)

@@ -49,7 +49,7 @@ def _of_main_process(value: Value) -> Value:
 
 def _fingerprint_of_sets(sets: Mapping[str, Prepared]) -> str | None:
     """Hash held-out records as tokens, with the names of their sets if they have any; None for none."""
-    hashes = {name: prepared.dataset.fingerprints()[0] for name, prepared in sets.items()}
+    hashes = {name: prepared.dataset.fingerprints().records for name, prepared in sets.items()}
     if not hashes or UNNAMED in hashes:
         return hashes.get(UNNAMED)
     return hashlib.sha256(repr([*hashes.items()]).encode()).hexdigest()
