@@ -17,8 +17,8 @@ from torch import Tensor
 Head = tuple[Tensor, Tensor | None]
 """Weight and bias of a linear layer."""
 
-Rows = tuple[Tensor, Tensor]
-"""Token ids ``[K]`` and rows ``[K, D]`` that replace those of a weight, such as ``trained_rows.TrainedRows``."""
+ReplacedRows = tuple[Tensor, Tensor]
+"""Token ids ``[K]``, and rows ``[K, D]`` that replace those of a weight; see ``trained_rows.TrainedRows``."""
 
 # Minimum number of logits in a chunk: matrix products of few rows are slow.
 FEWEST_LOGITS = 2**20
@@ -34,7 +34,7 @@ def summed_cross_entropy(
     rows: Tensor,
     chunk: int | None = None,
     *,
-    trained: Rows | None = None,
+    trained: ReplacedRows | None = None,
 ) -> Tensor:
     """Compute ``cross_entropy(linear(states, *head)[rows], label_ids, reduction="sum")`` in float32, in chunks.
 
@@ -44,15 +44,16 @@ def summed_cross_entropy(
         label_ids: ``[N]``.
         rows: ``[N]``, the index of the state that predicts each label.
         chunk: number of states at a time; by default :func:`states_at_once`.
-        trained: rows that replace those of the head's weight.
+        trained: rows that replace those of the head's weight; None for none.
 
     Returns:
         The sum, a float32 scalar, which can be differentiated once.
     """
     if chunk is None:
         chunk = states_at_once(*head[0].shape, on_gpu=states.is_cuda)
-    index, values = (None, None) if trained is None else trained
-    arguments = states, *head, values, index, label_ids, rows, chunk, torch.is_grad_enabled()
+    trained_ids, trained_values = (None, None) if trained is None else trained
+    # Those with a gradient come first.
+    arguments = states, *head, trained_values, trained_ids, label_ids, rows, chunk, torch.is_grad_enabled()
     total: Tensor = _SummedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]  # torch does not type it
     return total
 
@@ -70,18 +71,18 @@ def states_at_once(vocabulary: int, width: int, *, on_gpu: bool) -> int:
     return max(width // 4, (FEWEST_GPU_LOGITS if on_gpu else FEWEST_LOGITS) // vocabulary, 1)
 
 
-class _Products(NamedTuple):
+class _HeadParameters(NamedTuple):
     """The parameters of an LM head, in the dtype in which it multiplies."""
 
     weight: Tensor  # [V, D]
     bias: Tensor | None  # [V]
-    rows: Rows | None  # rows that replace those of the weight
+    trained: ReplacedRows | None  # rows that replace those of the weight
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits ``[C, V]`` of states ``[C, D]``, in float32."""
         logits = F.linear(states, self.weight, self.bias)
-        if self.rows is not None:
-            ids, values = self.rows
+        if self.trained is not None:
+            ids, values = self.trained
             logits.index_copy_(1, ids, F.linear(states, values))
         # One launch. Not by log_softmax's argument `dtype`, for which bfloat16 is copied while the logits are there.
         return logits.float()
@@ -93,19 +94,19 @@ class _Gradients:
     Args:
         head: the parameters of the LM head.
         states: ``[U, D]`` all states, in the same dtype.
-        needed: whether states, weight, bias and replaced rows need a gradient.
+        needed: whether states, weight, bias and trained rows need a gradient, in this order.
         dtype: in which the gradient of the weight is added up.
     """
 
-    def __init__(self, head: _Products, states: Tensor, needed: Sequence[bool], dtype: torch.dtype) -> None:
-        of_states, of_weight, of_bias, of_rows = needed
+    def __init__(self, head: _HeadParameters, states: Tensor, needed: Sequence[bool], dtype: torch.dtype) -> None:
+        of_states, of_weight, of_bias, of_trained = needed
         self._head, weight = head, head.weight
         self.states = torch.empty_like(states) if of_states else None
         self.weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if of_weight else None
         self.bias = torch.zeros(len(weight), dtype=torch.float32, device=weight.device) if of_bias else None
-        self.rows: Tensor | None = None
-        if of_rows and head.rows is not None:
-            self.rows = torch.zeros_like(head.rows[1], dtype=torch.float32)
+        self.trained: Tensor | None = None
+        if of_trained and head.trained is not None:
+            self.trained = torch.zeros_like(head.trained[1], dtype=torch.float32)
 
     def add(self, errors: Tensor, states: Tensor, part: slice) -> None:
         """Add the gradients of a chunk, all but that of the bias.
@@ -115,17 +116,18 @@ class _Gradients:
             states: ``[C, D]`` the chunk's states.
             part: the chunk among all states.
         """
-        of_replaced: tuple[Tensor, Tensor] | None = None  # errors [C, K] of the replaced rows, and the rows
-        if self._head.rows is not None:
-            ids, values = self._head.rows
-            of_replaced = errors[:, ids], values
+        of_trained: tuple[Tensor, Tensor] | None = None  # errors [C, K] of the trained rows, and the rows
+        if self._head.trained is not None:
+            ids, values = self._head.trained
+            of_trained = errors[:, ids], values
+            # The frozen rows in their places have no part in the logits.
             errors.index_fill_(1, ids, 0)
-            if self.rows is not None:
-                self.rows += of_replaced[0].T @ states
+            if self.trained is not None:
+                self.trained += of_trained[0].T @ states
         if self.states is not None:
             torch.mm(errors, self._head.weight, out=self.states[part])
-            if of_replaced is not None:
-                torch.addmm(self.states[part], *of_replaced, out=self.states[part])
+            if of_trained is not None:
+                torch.addmm(self.states[part], *of_trained, out=self.states[part])
         if self.weight is not None and self.weight.dtype == errors.dtype:
             # torch's FLOP counter knows addmm, but not addmm_.
             torch.addmm(self.weight, errors.T, states, out=self.weight)
@@ -138,18 +140,19 @@ class _SummedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, trained: Tensor | None, *labels: Any
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, trained_values: Tensor | None, *constants: Any
     ) -> Tensor:
-        trained_index, label_ids, rows, chunk, differentiate = labels
+        """Compute the sum; arguments are those of :func:`summed_cross_entropy`, those with a gradient first."""
+        trained_ids, label_ids, rows, chunk, differentiate = constants
         needed = [differentiate and is_needed for is_needed in ctx.needs_input_grad[:4]]
         dtype = multiplies_in(states)
         # Not bincount: its result has a shape that depends on values, which a dry run does not have.
         ones = torch.ones_like(rows, dtype=torch.float32)
-        shared = ones.new_zeros(len(states)).index_add_(0, rows, ones)[:, None]
+        labels_of_state = ones.new_zeros(len(states)).index_add_(0, rows, ones)[:, None]
         with torch.autocast(states.device.type, enabled=False):
             values, total = states.to(dtype), states.new_zeros((), dtype=torch.float32)
-            replaced = None if trained is None else (trained_index, trained.to(dtype))
-            head = _Products(weight.to(dtype), None if bias is None else bias.to(dtype), replaced)
+            trained = None if trained_values is None else (trained_ids, trained_values.to(dtype))
+            head = _HeadParameters(weight.to(dtype), None if bias is None else bias.to(dtype), trained)
             # In 16 bits the contributions of later chunks would be rounded away.
             gradients = _Gradients(head, values, needed, torch.float32 if len(states) > chunk else dtype)
             for start in range(0, len(states), chunk):
@@ -163,7 +166,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 if not any(needed):
                     continue
                 # d loss / d logits = number of labels * softmax - the sum of their one-hot vectors, in the same memory.
-                errors = log_shares.exp_().mul_(shared[part])
+                errors = log_shares.exp_().mul_(labels_of_state[part])
                 # Not index_put_ with accumulate, which sorts the places on a GPU.
                 errors.view(-1).scatter_add_(0, place, -in_chunk.float())
                 del log_shares
@@ -173,10 +176,10 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 errors = errors.to(dtype)
                 gradients.add(errors, values[part], part)
                 del errors
-        results = (gradients.states, gradients.weight, gradients.bias, gradients.rows)
+        results = (gradients.states, gradients.weight, gradients.bias, gradients.trained)
         ctx.gradients = [
             None if gradient is None or argument is None else gradient.to(argument.dtype)
-            for gradient, argument in zip(results, (states, weight, bias, trained), strict=True)
+            for gradient, argument in zip(results, (states, weight, bias, trained_values), strict=True)
         ]
         return total
 
@@ -189,7 +192,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
             # The gradients were computed without a graph: a penalty on them would have no gradient, silently.
             raise RuntimeError("create_graph: the LM loss has no second derivative; compute it from Encoded.logits")
         # In place: one of the gradients is as large as the head's weight.
-        return (*(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients), *[None] * 5)
+        scaled = [None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients]
+        return (*scaled, *[None] * 5)  # none for the five constants
 
 
 def multiplies_in(states: Tensor) -> torch.dtype:

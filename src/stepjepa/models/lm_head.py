@@ -109,17 +109,18 @@ class LMHead:
         return inputs[0][0]
 
     def _parameters(self) -> Head | None:
-        """Return weight and bias of the head; None if it is more than a linear layer."""
+        """Return weight and bias of the head; None if it is more than a linear layer, with or without trained rows."""
         if type(self.module) is nn.Linear:
             return self.module.weight, self.module.bias
-        adapter: Any = getattr(self.module, "token_adapter", None)
-        if type(_base_of_tied(self.module)) is not nn.Linear or adapter.disable_adapters or adapter.merged:
+        adapter = _token_adapter(self.module)
+        if adapter is None or adapter.disable_adapters or adapter.merged:
             return None
-        return adapter.get_base_layer().weight, None
+        base = adapter.get_base_layer()
+        return (base.weight, None) if type(base) is nn.Linear else None
 
     def _trained_rows(self) -> TrainedRows | None:
         """Return the rows of a tied head that an adapter trains; None if there are none."""
-        adapter = getattr(self.module, "token_adapter", None)
+        adapter = _token_adapter(self.module)
         return None if adapter is None else trained_rows(adapter)
 
     def _run_model(self, states: Tensor, before_head: Callable[..., tuple[Tensor, ...]] | None = None) -> Tensor:
@@ -165,7 +166,8 @@ class _Pass(NamedTuple):
 @torch.no_grad()
 def _try(head: LMHead, model: nn.Module) -> Around:
     """Determine what the model's forward pass computes around its LM head; ValueError as described in LMHead."""
-    if getattr(_base_of_tied(head.module), "bias", None) is not None:
+    adapter = _token_adapter(head.module)
+    if adapter is not None and getattr(adapter.get_base_layer(), "bias", None) is not None:
         raise ValueError(
             f"PEFT leaves out the bias of the tied LM head of {_name(model)} while it trains single embedding rows, "
             "and a merged model has it again; train all weights, without an adapter"
@@ -244,10 +246,9 @@ def _observe(head: LMHead, model: nn.Module, *, replace_head: bool) -> _Pass:
     return _Pass(**tensors)
 
 
-def _base_of_tied(module: nn.Module) -> nn.Module | None:
-    """Return the layer inside PEFT's wrapper of a tied head of which some rows are trained; None for other heads."""
-    adapter: Any = getattr(module, "token_adapter", None)
-    return None if adapter is None else adapter.get_base_layer()
+def _token_adapter(head: nn.Module) -> Any:
+    """Return PEFT's layer that trains some rows of a tied LM head; None for any other head."""
+    return getattr(head, "token_adapter", None)
 
 
 def with_states(output: ModelOutput | tuple[Tensor, ...], states: Tensor) -> ModelOutput | tuple[Tensor, ...]:

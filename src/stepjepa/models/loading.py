@@ -79,7 +79,7 @@ def load_model(
     shared: JsonObject = {"chat_template": chat_template, "trust_remote_code": trust_remote_code}
     options: JsonObject = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if pretrain or name.startswith(PREFIX):
-        tokenizer, config = config_and_tokenizer(name, texts, plain=plain, fit=True, **shared)
+        tokenizer, config = tokenizer_and_config(name, texts, plain=plain, fit=True, **shared)
         ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).stop_ids)
         ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         with as_user_error(f"can't build a model from '{name}'"):
@@ -121,25 +121,25 @@ def load_tokenizer(
     # For some model families transformers would make an empty tokenizer from a folder without one.
     if Path(name).is_dir() and not any(any(Path(name).glob(file)) for file in TOKENIZER_FILES):
         raise UserError("holds no tokenizer; put the files of one there", path=name)
-    tokenizer = _from_pretrained("tokenizer", name, trust_remote_code)
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, "tokenizer", name, trust_remote_code)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return tokenizer
 
 
-def _from_pretrained(what: str, name: str, trust_remote_code: bool) -> Any:
-    from transformers import AutoConfig, AutoTokenizer
-
+def _from_pretrained(auto_class: Any, what: str, name: str, trust_remote_code: bool) -> Any:
+    """Load ``what`` from a folder or hub id by a class of transformers; UserError if there is none."""
     check_model_name(name)
-    kind: Any = AutoTokenizer if what == "tokenizer" else AutoConfig
     with as_user_error(f"can't load a {what} from '{name}'"):
-        return kind.from_pretrained(name, trust_remote_code=trust_remote_code)
+        return auto_class.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
-def config_and_tokenizer(
+def tokenizer_and_config(
     name: str, texts: Iterable[str], *, chat_template: str | None, trust_remote_code: bool, plain: bool, fit: bool
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]:
-    """Return tokenizer and configuration of a model; ``fit`` adapts them to each other, for random weights.
+    """Load the tokenizer and the configuration of a model, without its weights.
 
     Args:
         name: a preset, folder or hub id.
@@ -147,7 +147,10 @@ def config_and_tokenizer(
         chat_template: Jinja file; None for the model's own.
         trust_remote_code: run code that comes with the model.
         plain: add the tokens of the plain format.
-        fit: adapt configuration and tokenizer to each other, for random weights.
+        fit: set the configuration's vocabulary and special tokens to those of the tokenizer, for random weights.
+
+    Raises:
+        UserError: one of them can't be loaded.
     """
     if name.startswith(PREFIX):
         config = presets.preset_config(name)
@@ -156,7 +159,9 @@ def config_and_tokenizer(
     else:
         check_model_name(name, untrained=True)
         tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
-        config = _from_pretrained("configuration", name, trust_remote_code)
+        from transformers import AutoConfig
+
+        config = _from_pretrained(AutoConfig, "configuration", name, trust_remote_code)
     if plain:
         add_plain_tokens(tokenizer)
     if fit:
@@ -258,8 +263,9 @@ def load_for_inference(
             _add_missing_rows(model, tokenizer, name)
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-    # Quantized weights are on their device already.
-    return (model if options else model.to(device)).eval(), tokenizer
+    if quantization is None:  # quantized weights are on their device already
+        model = model.to(device)
+    return model.eval(), tokenizer
 
 
 @contextmanager

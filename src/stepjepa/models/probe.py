@@ -59,23 +59,27 @@ class Findings(NamedTuple):
     no_rows: str | None = None  # why it can't run plain causal rows, and so can't be trained; None if it can
     no_tree: str | None = None  # why it can't run prefix trees; None if it can
     unreached: frozenset[str] = frozenset()  # parameter_pattern of each weight that gets no gradient from a text
-    partly: bool = False  # of some patterns only a part of the weights gets a gradient
+    partly: bool = False  # of some patterns some weights get a gradient, and others do not
     segments: bool = False  # it can also run trees by segments, without a mask
-    varlen: bool = False  # ... and FlashAttention computes its attention, so that a GPU runs them as one call
+    varlen: bool = False  # and FlashAttention can compute its attention, so that a GPU runs all segments as one call
 
 
 _findings: dict[str, Findings] = {}  # by class and configuration
 
 
-def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[Encoding, str]:
+class EncodingChoice(NamedTuple):
+    """The encoding of a model's micro-batches."""
+
+    encoding: Encoding
+    reason: str  # for this encoding, in words
+
+
+def choose_encoding(model: PreTrainedModel, wanted: str) -> EncodingChoice:
     """Choose the encoding of a model's micro-batches.
 
     Args:
         model: of transformers, on any device; it is not run itself.
         wanted: ``auto``, ``tree`` or ``rows``.
-
-    Returns:
-        The encoding, and the reason for it in words.
 
     Raises:
         ValueError: the model can't run the wanted encoding, or none.
@@ -92,8 +96,8 @@ def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[Encoding, str]
     requested = None if wanted == "auto" else "as asked for"
     if wanted != "rows" and no_tree is None:
         same = f"a probe of {type(model).__name__} found the states of a tree to be those of plain rows"
-        return "tree", requested or same
-    return "rows", requested or str(no_tree)
+        return EncodingChoice("tree", requested or same)
+    return EncodingChoice("rows", requested or str(no_tree))
 
 
 def probe(model: PreTrainedModel) -> Findings:
@@ -126,26 +130,44 @@ def _check(model: PreTrainedModel) -> Findings:
     except Exception as error:  # an unknown architecture may raise anything
         return Findings(no_tree=f"no small copy of {name} could be probed ({type(error).__name__}: {error})")
     if (change := _difference([other[:place]], [rows[0][:place]])) > ROUNDING:
-        return Findings(f"{name} is not causal: a later token changes earlier states (by {change:.1%})")
+        no_rows = f"{name} is not causal: a later token changes earlier states (by {change:.1%})"
+        return Findings(no_rows=no_rows)
     if (leaked := _difference(rows, alone)) > ROUNDING:
-        return Findings(f"{name} gives rows padded on the right other states than sequences alone (by {leaked:.1%})")
+        no_rows = f"{name} gives rows padded on the right other states than sequences alone (by {leaked:.1%})"
+        return Findings(no_rows=no_rows)
     unreached, partly = _unreached(small, sequences)
-    if not getattr(model, "_supports_attention_backend", False):
-        reason = f"{name} does not use transformers' attention interface, which brings masks to layers"
-        return Findings(None, reason, unreached, partly)
-    no_tree, segments, varlen = None, False, False
+    findings = Findings(unreached=unreached, partly=partly)
+    if (no_tree := _tree_fault(small, sequences, alone)) is not None:
+        return findings._replace(no_tree=no_tree)
+    if plain_attention(small) != "sdpa":
+        return findings
+    segments, varlen = (_runs_segments(small, sequences, alone, kernel) for kernel in SEGMENT_KERNELS)
+    return findings._replace(segments=segments, varlen=segments and varlen)
+
+
+def _tree_fault(small: PreTrainedModel, sequences: Sequence[Ids], alone: Sequence[Tensor]) -> str | None:
+    """Return why a small copy can't run prefix trees under a mask; None if it can, and is set up to do so.
+
+    Args:
+        small: a copy that runs plain rows.
+        sequences: share prefixes.
+        alone: the states of each sequence run alone.
+    """
+    name = type(small).__name__
+    if not getattr(small, "_supports_attention_backend", False):
+        return f"{name} does not use transformers' attention interface, which brings masks to layers"
     try:
         enable_trees(small)
-        if (gap := _difference(_states(small, sequences, "tree"), alone)) > ROUNDING:
-            no_tree = f"{name} computes other hidden states for a prefix tree than for plain rows ({gap:.1%} apart)"
-    except Exception as error:  # any error again; the model then runs plain rows, and the reason is shown
-        no_tree = f"{name} fails on prefix trees ({type(error).__name__}: {error})"
-    if no_tree is None and plain_attention(small) == "sdpa":
-        segments, varlen = (_runs_segments(small, sequences, alone, kernel) for kernel in SEGMENT_KERNELS)
-    return Findings(None, no_tree, unreached, partly, segments, segments and varlen)
+        gap = _difference(_states(small, sequences, "tree"), alone)
+    except Exception as error:  # an unknown architecture may raise anything; the message shows it
+        return f"{name} fails on prefix trees ({type(error).__name__}: {error})"
+    if gap > ROUNDING:
+        return f"{name} computes other hidden states for a prefix tree than for plain rows ({gap:.1%} apart)"
+    return None
 
 
 SEGMENT_KERNELS: tuple[Kernel, Kernel] = ("calls", "ragged")
+"""The forms of attention by segments that ``Findings.segments`` and ``Findings.varlen`` stand for, in this order."""
 
 
 def _runs_segments(model: PreTrainedModel, sequences: Sequence[Ids], alone: Sequence[Tensor], kernel: Kernel) -> bool:

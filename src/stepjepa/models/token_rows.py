@@ -150,11 +150,11 @@ def adapter_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, p
     return sorted({*all_predictor_ids(tokenizer), *plain_ids, *added_rows(model)})
 
 
-Rows = list[int] | dict[str, list[int]]
+TokenIndices = list[int] | dict[str, list[int]]
 """PEFT's ``trainable_token_indices``: token ids of the embedding, or of several layers by their names."""
 
 
-def adapter_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, plain: bool) -> Rows:
+def adapter_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, plain: bool) -> TokenIndices:
     """Return the rows that an adapter must train and save for :func:`adapter_ids`, see :func:`rows_by_layer`.
 
     Args:
@@ -165,7 +165,7 @@ def adapter_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, 
     return rows_by_layer(model, tokenizer, adapter_ids(model, tokenizer, plain=plain))
 
 
-def rows_by_layer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> Rows:
+def rows_by_layer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> TokenIndices:
     """Return the rows of some tokens by layer: those of the embedding, and those of an LM head that is not tied to it.
 
     A tied head shares the embedding's rows. Of an untied one the rows of predictor tokens stay as they are, since none

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepjepa.batch.collate import Encoding
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.config.jepa import JepaConfig
@@ -13,7 +12,7 @@ from stepjepa.models.attention import enable_trees, uses_flex
 from stepjepa.models.encode import check_layer
 from stepjepa.models.generation import serve_as_trained
 from stepjepa.models.lm_head import LMHead
-from stepjepa.models.probe import choose_encoding, freeze_unreached, probe
+from stepjepa.models.probe import EncodingChoice, choose_encoding, freeze_unreached, probe
 from stepjepa.models.token_rows import add_plain_rows, add_predictor_rows, added_rows, train_rows
 from stepjepa.models.trained_rows import replace_token_layers
 from stepjepa.views.layouts import LAYOUTS
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 def set_up(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, seed: int = 42
-) -> tuple[Encoding, str]:
+) -> EncodingChoice:
     """Prepare a causal language model, or a PEFT wrapper of one, and its tokenizer for an objective, in place.
 
     Adds missing tokens, with rows drawn by the seed; writes the variables that training fixes into the chat template;
@@ -60,7 +59,7 @@ def set_up(
     return chosen
 
 
-def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> tuple[Encoding, str]:
+def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> EncodingChoice:
     """Do the part of :func:`set_up` that reads no weights and so also works on the meta device.
 
     Args:
@@ -74,13 +73,13 @@ def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> tuple[Encodi
         ValueError: the layout needs an encoding that the model can't run, or the model lacks the layer.
     """
     base = base_model(model)
-    encoding, reason = choose_encoding(base, config.encoding)
+    choice = choose_encoding(base, config.encoding)
     freeze_unreached(model)
     assert config.layout is not None
-    if LAYOUTS[config.layout].changes_text and config.uses_views and encoding != "tree":
-        raise ValueError(f"layout '{config.layout}' needs encoding 'tree', but {reason}; use 'branched'")
+    if LAYOUTS[config.layout].changes_text and config.uses_views and choice.encoding != "tree":
+        raise ValueError(f"layout '{config.layout}' needs encoding 'tree', but {choice.reason}; use 'branched'")
     # Plain rows are faster under sdpa than under FlexAttention; ``tree_flex`` runs them under sdpa.
-    if encoding == "tree" or uses_flex(base):
-        enable_trees(base, segments=encoding == "tree" and probe(base).segments)
+    if choice.encoding == "tree" or uses_flex(base):
+        enable_trees(base, segments=choice.encoding == "tree" and probe(base).segments)
     check_layer(number_of_layers(model), config.jepa_layer)
-    return encoding, reason
+    return choice

@@ -32,7 +32,7 @@ from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
 from stepjepa.models.architecture import base_model, hidden_size
-from stepjepa.models.loading import add_lora, as_user_error, config_and_tokenizer, new_dtype
+from stepjepa.models.loading import add_lora, as_user_error, new_dtype, tokenizer_and_config
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.token_rows import adapter_rows, resize_embedding, rows_of
 from stepjepa.models.weights import autocast_dtype, parameter_counts
@@ -298,7 +298,7 @@ def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[nn.Module, 
     """Build the model of ``load_model`` and ``add_lora`` on the meta device; return it with its real tokenizer."""
     name, config, lora = str(run.model_name), run.jepa, run.lora
     texts = (message["content"] for record in records for message in record.messages)
-    tokenizer, model_config = config_and_tokenizer(
+    tokenizer, model_config = tokenizer_and_config(
         name,
         texts,
         fit=run.pretrain or name.startswith(PREFIX),
