@@ -97,7 +97,8 @@ def check_metric(run: RunConfig, training: TrainingArguments, objective: Objecti
         training: the Trainer's arguments of it.
         objective: terms that were passed instead of those of the configuration.
     """
-    # The scores of a task, and whether the model is a mixture of experts, are known later: ``JepaTrainer`` checks them.
+    # The scores of a task, and whether the model is a mixture of experts, are known later: any name of them is accepted
+    # here, and ``JepaTrainer`` checks it.
     scores = {"answer": run.eval_generate, "retrieval": run.eval_retrieval or None, "router": True}
     with raising_user_errors():
         check_best_metric(training, objective or Objective.from_config(run.jepa), scores)

@@ -353,8 +353,10 @@ def _explaining_failures(trainer: JepaTrainer, folder: Path, checkpoint: str | N
     """Raise any error of a run as a ``UserError`` that says how to resume it."""
     try:
         yield
-    except (UserError, OSError) as error:
-        if not (isinstance(error, OSError) and error.errno in DISK_REMEDIES):
+    except UserError:
+        raise
+    except OSError as error:
+        if error.errno not in DISK_REMEDIES:
             raise
         hint = resume_hint(folder, "once it can be written to, ", again=_SAME_SETTINGS)
         raise UserError(f"{error.strerror}; {hint}", path=error.filename or folder) from None

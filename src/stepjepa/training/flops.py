@@ -103,12 +103,18 @@ class FlopModel:
             ema: averaged weights encode the target: one more forward pass of the decoder, without backward pass.
         """
         checkpoint_fn = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
-        forward, (token, square, fixed) = _fit(model, checkpoint_fn)
-        label, token_rows = _head(model)
-        once, before = _before_head(model)
-        averaged = forward[:2] if ema else (0, 0)
-        # In every pass one state goes through the model's own layers before the head, see ``encode``.
-        return cls(token, square, label + before, _predictor_head(model), fixed + once, token_rows, *averaged)
+        decoder, head, before_head = _fit(model, checkpoint_fn), _head(model), _before_head(model)
+        return cls(
+            token=decoder.both.token,
+            square=decoder.both.square,
+            label=head.label + before_head.both,
+            pair=_predictor_head(model),
+            # In every pass one state goes through the model's own layers before the head, see ``encode``.
+            fixed=decoder.both.fixed + before_head.forward,
+            token_rows=head.token_rows,
+            ema_token=decoder.forward.token if ema else 0,
+            ema_square=decoder.forward.square if ema else 0,
+        )
 
     def of_shape(self, shape: Shape) -> int:
         """Return the FLOPs of a micro-batch of this shape, forward and backward."""
@@ -133,21 +139,47 @@ _POSITIONS = 2
 _SMALL = 4 * 10**7
 
 
-def _fit(model: nn.Module, checkpoint_fn: Callable[..., Tensor] | None) -> list[list[int]]:
-    """Return the FLOPs of the decoder per token, per (query, key) and per pass: forward pass, both passes.
+class _Passes(NamedTuple):
+    """FLOPs of the forward pass, and of forward and backward pass together."""
 
-    The fit is exact, since the FLOPs are such a polynomial.
-    """
+    forward: int
+    both: int
+
+
+class _Polynomial(NamedTuple):
+    """FLOPs of the decoder on one row of T tokens: ``token * T + square * T**2 + fixed``."""
+
+    token: int
+    square: int
+    fixed: int
+
+
+class _DecoderFlops(NamedTuple):
+    """The cost of the forward pass of the decoder, and of forward and backward pass together."""
+
+    forward: _Polynomial
+    both: _Polynomial
+
+
+class _HeadFlops(NamedTuple):
+    """The cost of the LM head for each position."""
+
+    label: int
+    token_rows: int  # the part of it that trains a few rows only
+
+
+def _fit(model: nn.Module, checkpoint_fn: Callable[..., Tensor] | None) -> _DecoderFlops:
+    """Fit the FLOPs of the decoder to the counts of three lengths, which is exact, since they are such a polynomial."""
     config: Any = find_decoder(model).config
     positions = getattr(config, "max_position_embeddings", None) or 10**6
     lengths = [times * min(_unit(config), positions // 5) for times in (1, 2, 5)]
     terms = np.array([[length, length**2, 1] for length in lengths], float)
 
-    def fit(model: nn.Module) -> list[list[int]]:
-        _set_to_train(model, checkpoint_fn)
-        counted = np.array([_count_layers(model, length) for length in lengths], float)  # [3, 2]
-        fitted: list[list[int]] = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
-        return fitted
+    def fit(copied: nn.Module) -> _DecoderFlops:
+        _set_to_train(copied, checkpoint_fn)
+        counted = np.array([_count_layers(copied, length) for length in lengths], float)  # [3, 2]
+        forward, both = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
+        return _DecoderFlops(_Polynomial(*forward), _Polynomial(*both))
 
     parameters = list(model.parameters())
     device, small = parameters[0].device.type, sum(parameter.numel() for parameter in parameters) < _SMALL
@@ -198,20 +230,22 @@ def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
 _FEW = (2, 3)
 
 
-def _count_layers(model: PreTrainedModel, length: int) -> list[int]:
+def _count_layers(model: PreTrainedModel, length: int) -> _Passes:
     """Count as :func:`_count` does; if all layers are alike, extrapolate from models of two and three layers."""
     decoder = find_decoder(model)
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList) or len(layers) <= sum(_FEW) or not _alike(decoder, layers):
         return _count(model, length)
-    config, few = decoder.config, []
+    config = decoder.config
+    few: list[_Passes] = []
     try:
         for number in _FEW:
             decoder.layers, config.num_hidden_layers = nn.ModuleList(layers[:number]), number
             few.append(_count(model, length))
     finally:
         decoder.layers, config.num_hidden_layers = layers, len(layers)
-    return [two + (len(layers) - _FEW[0]) * (three - two) for two, three in zip(*few, strict=True)]
+    more = len(layers) - _FEW[0]
+    return _Passes(*(fewer + more * (one_more - fewer) for fewer, one_more in zip(*few, strict=True)))
 
 
 def _alike(decoder: PreTrainedModel, layers: nn.ModuleList) -> bool:
@@ -227,19 +261,19 @@ def _alike(decoder: PreTrainedModel, layers: nn.ModuleList) -> bool:
     return all(part == parts[0] for part in parts) and len({*kinds}) <= 1
 
 
-def _count(model: nn.Module, length: int) -> list[int]:
-    """Count the FLOPs of the decoder on one row: of the forward pass, and of both passes."""
+def _count(model: nn.Module, length: int) -> _Passes:
+    """Count the FLOPs of the decoder on one row of ``length`` tokens."""
     ids = torch.zeros((1, length), dtype=torch.long, device=next(model.parameters()).device)
     with counting() as counter:
         states = find_decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
         forward = counter.get_total_flops()
         if states.requires_grad:
             states.sum().backward()
-    return [forward, counter.get_total_flops()]
+    return _Passes(forward, counter.get_total_flops())
 
 
-def _head(model: PreTrainedModel) -> tuple[int, int]:
-    """Return the FLOPs of the LM head per position, and the part of them that trains a few rows only."""
+def _head(model: PreTrainedModel) -> _HeadFlops:
+    """Return the FLOPs of the LM head per position, forward and backward."""
     head = model.get_output_embeddings()
     vocabulary, width = model.get_input_embeddings().weight.shape
     flops = 2 * vocabulary * width
@@ -250,18 +284,18 @@ def _head(model: PreTrainedModel) -> tuple[int, int]:
         rows = sum(2 * weight.numel() for weight in trained) * (2 + below)
         # Of an untied head they are rows of labels, which regular training trains, too.
         untied = getattr(getattr(head, "token_adapter", None), "tied_adapter", None) is None
-        return flops * (1 + below) + rows, 0 if untied else rows
-    return flops * (1 + below + bool(trained)), 0
+        return _HeadFlops(flops * (1 + below) + rows, 0 if untied else rows)
+    return _HeadFlops(flops * (1 + below + bool(trained)), 0)
 
 
-def _before_head(model: nn.Module) -> tuple[int, int]:
-    """Return the FLOPs per position of layers between decoder and LM head (BERT, ModernBERT): forward, both passes.
+def _before_head(model: nn.Module) -> _Passes:
+    """Return the FLOPs per position of layers between decoder and LM head (BERT, ModernBERT).
 
     0 on the meta device, where :class:`LMHead` can't see whether there are any.
     """
     head = LMHead(model)
     if not head.around.before:
-        return 0, 0
+        return _Passes(0, 0)
     decoder = find_decoder(model)
     weight = next(decoder.parameters())
     below = any(parameter.requires_grad for parameter in decoder.parameters())
@@ -274,7 +308,7 @@ def _before_head(model: nn.Module) -> tuple[int, int]:
         if inputs.requires_grad:
             # Not backward(), which would leave gradients in the model.
             torch.autograd.grad(inputs.sum(), [*trained, *[states] * below], allow_unused=True)
-    return forward // _POSITIONS, counter.get_total_flops() // _POSITIONS
+    return _Passes(forward // _POSITIONS, counter.get_total_flops() // _POSITIONS)
 
 
 def _predictor_head(model: nn.Module) -> int:

@@ -93,30 +93,19 @@ class ResumeCallback(TrainerCallback):
         folders = (Path(str(args.output_dir)), checkpoint.parent)
         # Read again, since Trainer clears the path if nothing is there.
         path = json_at(checkpoint / "trainer_state.json").get("best_model_checkpoint")
+        # None if the best evaluation so far was at a step that is not saved.
         recorded = None if path is None else Path(str(path)).name
-        best, is_best = recorded and _in_one_of(folders, recorded), self._best_by(checkpoint, args) == _metric(args)
-        if is_best and (best or recorded is None):
-            # None if the best evaluation so far was at a step that is not saved.
-            state.best_model_checkpoint = best and str(best)
+        best = None if recorded is None else _in_one_of(folders, recorded)
+        same_metric = _recorded_metric(checkpoint, args) == _metric(args)
+        if same_metric and (recorded is None or best is not None):
+            state.best_model_checkpoint = None if best is None else str(best)
             return
-        saved = {step: value for step, value in _evaluations(args, state).items() if _in_one_of(folders, _named(step))}
-        choose = max if args.greater_is_better else min
-        step = choose(saved, key=lambda step: saved[step]) if saved else None
-        state.best_global_step = step
-        state.best_metric = None if step is None else saved[step]
-        state.best_model_checkpoint = None if step is None else str(_in_one_of(folders, _named(step)))
+        _choose_best(args, state, folders)
         if state.is_world_process_zero and recorded is not None and args.metric_for_best_model is not None:
-            fault = "is gone" if is_best else "was chosen by another metric"
+            fault = "is gone" if same_metric else "was chosen by another metric"
+            step = state.best_global_step
             now = "the best of the steps from here on counts" if step is None else f"now it is {_named(step)}"
             note(f"the best checkpoint so far, {recorded}, {fault}; {now}")
-
-    def _best_by(self, checkpoint: Path, args: TrainingArguments) -> BestBy:
-        """Return the metric by which the best checkpoint was chosen that the state of a checkpoint has."""
-        # One of another process: they have the same, and this process may be a new one.
-        for file in sorted(checkpoint.glob("log_line_*.pt")):
-            by = torch.load(file, map_location="cpu", weights_only=True).get("best_by", _metric(args))
-            return None if by is None else tuple(by)
-        return _metric(args)
 
     def mean_loss(self) -> float:
         """Return the mean loss of all steps, including those of earlier launches; for the end of training."""
@@ -129,6 +118,29 @@ def _metric(args: TrainingArguments) -> BestBy:
     """Return the metric by which a launch chooses the best checkpoint."""
     name = args.metric_for_best_model
     return None if name is None else (f"eval_{name.removeprefix('eval_')}", bool(args.greater_is_better))
+
+
+def _recorded_metric(checkpoint: Path, args: TrainingArguments) -> BestBy:
+    """Return the metric by which the best checkpoint in the state of ``checkpoint`` was chosen."""
+    # The file of any process will do: all hold the same metric, and this process may not have saved one.
+    files = sorted(checkpoint.glob("log_line_*.pt"))
+    if not files:
+        return _metric(args)
+    by = torch.load(files[0], map_location="cpu", weights_only=True).get("best_by", _metric(args))
+    return None if by is None else tuple(by)
+
+
+def _choose_best(args: TrainingArguments, state: TrainerState, folders: Sequence[Path]) -> None:
+    """Set the best checkpoint of a state, in place: of all evaluated steps whose checkpoint is in one of the folders.
+
+    All is None if there is no such step.
+    """
+    evaluations = _evaluations(args, state)
+    saved = [step for step in evaluations if _in_one_of(folders, _named(step)) is not None]
+    step = (max if args.greater_is_better else min)(saved, key=lambda step: evaluations[step], default=None)
+    state.best_global_step = step
+    state.best_metric = None if step is None else evaluations[step]
+    state.best_model_checkpoint = None if step is None else str(_in_one_of(folders, _named(step)))
 
 
 def _evaluations(args: TrainingArguments, state: TrainerState) -> dict[int, float]:

@@ -291,11 +291,11 @@ class JepaTrainer(CheckpointingTrainer):
     def context(self, *, training: bool = True) -> Context:
         """Return what terms may depend on beside a micro-batch: step, seed, progress, gathering, averaged weights."""
         return Context(
-            self.state.global_step if training else 0,
-            self.args.seed,
-            self.state.global_step / max(self.state.max_steps, 1) if training else None,
-            gather_rows if self.objective.compares_pairs else no_gather,
-            None if self.ema is None else self.ema.states,
+            step=self.state.global_step if training else 0,
+            seed=self.args.seed,
+            progress=self.state.global_step / max(self.state.max_steps, 1) if training else None,
+            gather=gather_rows if self.objective.compares_pairs else no_gather,
+            ema_states=None if self.ema is None else self.ema.states,
         )
 
     def total(self, values: Sequence[float]) -> list[float]:
