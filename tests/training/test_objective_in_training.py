@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -100,6 +101,19 @@ def test_the_best_checkpoint_brings_its_head_and_its_average(trained_tokenizer: 
     losses = [line["eval_jepa_loss"] for line in run.state.log_history if "eval_jepa_loss" in line]
     assert max(losses) != losses[-1], "the last checkpoint must not be the best one"
     assert run.evaluate()["eval_jepa_loss"] == pytest.approx(max(losses), rel=1e-5)
+
+
+@dataclass
+class Twin(LMLoss):
+    """The LM loss, with the name under which its labels were once counted: the evaluation failed."""
+
+    name: ClassVar[str] = "count_lm_loss"
+
+
+def test_the_counts_of_an_evaluation_take_no_names_of_terms(trained_tokenizer: Any, tmp_path: Path) -> None:
+    run = trainer(tmp_path, trained_tokenizer, JepaConfig(mode="regular"), Objective([LMLoss(), Twin()]))
+    metrics = run.evaluate()
+    assert metrics["eval_count_lm_loss"] == metrics["eval_lm_loss"]
 
 
 def test_flops_of_the_run_are_logged_as_they_are_spent(trained_tokenizer: Any, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import inspect
+import math
 import os
 from collections.abc import Callable, Collection
 from functools import wraps
 from typing import ParamSpec, cast
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import TrainingArguments
@@ -222,13 +224,17 @@ def check_sharding(config: JepaConfig, answer_scores: object | None, retrieval_s
 
 
 def check_positions(collator: Collator, *prepared: Prepared | None) -> None:
-    """Raise an error before the first step: a record is too long for the model, or too short for ``last_token``."""
+    """Raise an error before the first step: a record is too long for the model, or too short for ``last_token``.
+
+    Args:
+        collator: makes the sequences of a record, and raises the error.
+        prepared: records as tokens; None for none.
+    """
+    limit = math.inf if collator.positions is None else collator.positions
+    # A readout that is counted from the end may lie before the start of any view.
+    least = 0 if (collator.reading.last_token or -1) < -1 else limit
     for data in prepared:
-        if data is None or not len(data.dataset):
-            continue
-        # A view alone may be longer than its record, by the tokens of its template, but never twice as long.
-        longest = 2 * int(data.dataset.lengths.max()) + len(collator.predictors)
-        too_long = collator.positions is not None and longest > collator.positions
-        if too_long or (collator.reading.last_token or -1) < -1:
-            for number in range(len(data.dataset)):
+        if data is not None:
+            # Making all sequences takes long, so only those of records that may be too long are made.
+            for number in np.flatnonzero(data.dataset.longest_possible(len(collator.predictors)) > least).tolist():
                 collator.sequences(cast(SampledRecord, data.dataset[number]))

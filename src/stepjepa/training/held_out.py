@@ -14,6 +14,7 @@ from stepjepa.base.errors import shown
 from stepjepa.base.similar_names import did_you_mean
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import Prepared, StepSampler
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.models.architecture import evaluating
 from stepjepa.objectives.monitors import MONITORS, PAIR_SUMS, MetricWindow
 from stepjepa.objectives.objective import Objective, jepa_loss
@@ -59,7 +60,8 @@ def check_best_metric(
     Args:
         args: the Trainer's arguments.
         objective: what the run trains.
-        scores: prefix of metrics -> the object that scores them, None for none. Its ``names``, if any, are known.
+        scores: prefix of metrics -> the object that measures them, None for none. It measures those of its attribute
+            ``names``; without one, any metric of the prefix is accepted.
         sets: names of the sets of held-out records.
     """
     name = str(args.metric_for_best_model or "").removeprefix("eval_")
@@ -67,10 +69,10 @@ def check_best_metric(
         return
     metrics = [*_metrics(objective), *_ADDED]
     names = [named_metric(of_set, metric) for of_set in sets or (UNNAMED,) for metric in metrics]
-    for prefix, scored in scores.items():
-        if scored is not None and name.startswith(f"{prefix}_") and name not in names:
-            # Asked only now: a task scores an answer to name its scores.
-            names += [f"{prefix}_{score}" for score in getattr(scored, "names", (name.removeprefix(f"{prefix}_"),))]
+    for prefix, measuring in scores.items():
+        if measuring is not None and name.startswith(f"{prefix}_") and name not in names:
+            # Read only where it is needed: a task scores an answer to name its scores.
+            names += [f"{prefix}_{score}" for score in getattr(measuring, "names", (name.removeprefix(f"{prefix}_"),))]
     if name not in names:
         remedy = did_you_mean(name, names) or f"; expected one of {', '.join(names)}"
         for prefix, setting in _SCORED_BY.items():
@@ -124,39 +126,44 @@ def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, fl
     Returns:
         The metrics by name, the same on every process, and the number of records.
     """
-    objective, size = trainer.objective, trainer.args.per_device_eval_batch_size
+    objective, context = trainer.objective, trainer.context(training=False)
     model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
-    context = trainer.context(training=False)
-    rank, together = trainer.accelerator.process_index, size * trainer.accelerator.num_processes
+    window, counts = MetricWindow(), dict.fromkeys(objective.names, 0.0)
+    with evaluating(model):
+        for batch in _micro_batches(trainer, prepared):
+            # The Trainer wraps the model for mixed precision when training begins, which may be later.
+            with trainer.accelerator.autocast():
+                losses = jepa_loss(model, batch.to(trainer.args.device), objective, context=context)
+            for name, count in objective.counts([batch]).items():
+                counts[name] += count
+            window.add(**losses.sums, records=batch.num_records)
+            if len(losses.source):
+                window.add_pairs(losses.source, losses.target)
+    names = [*objective.names, "records", *PAIR_SUMS]
+    sums = dict(zip(names, trainer.total(window.totals(names)), strict=True))
+    denominators = dict(zip(counts, trainer.total([*counts.values()]), strict=True))
+    means = objective.means({name: torch.tensor(sums[name]) for name in objective.names}, denominators)
+    metrics = {name: float(value) for name, value in means.items()}
+    if objective.of_pairs:
+        metrics |= window.monitors(sums, processes=trainer.accelerator.num_processes)
+    return metrics, int(sums["records"])
+
+
+def _micro_batches(trainer: MeasuringTrainer, prepared: Prepared) -> Iterable[Batch]:
+    """Return the micro-batches of this process.
+
+    Every process has the same number of them, some without records if need be, since FSDP waits for all processes.
+    """
+    size, rank = trainer.args.per_device_eval_batch_size, trainer.accelerator.process_index
+    together = size * trainer.accelerator.num_processes
     keys = list(StepSampler(prepared.dataset.lengths, together, strategy="sequential", multiple=together))
-    # Every process runs the same number of batches, empty ones if need be: FSDP waits for all of them.
-    batches = [keys[at : at + size] for at in range(rank * size, len(keys), together)]
-    window = MetricWindow()
-    loader = DataLoader(
+    return DataLoader(
         prepared.dataset,
-        batch_sampler=batches,
+        batch_sampler=[keys[start : start + size] for start in range(rank * size, len(keys), together)],
         collate_fn=trainer.data_collator,
         num_workers=trainer.args.dataloader_num_workers,
         pin_memory=trainer.args.dataloader_pin_memory,
     )
-    with evaluating(model):
-        for batch in loader:
-            # The Trainer wraps the model for mixed precision when training begins, which may be later.
-            with trainer.accelerator.autocast():
-                losses = jepa_loss(model, batch.to(trainer.args.device), objective, context=context)
-            counts = {f"count_{name}": count for name, count in objective.counts([batch]).items()}
-            window.add(**losses.sums, **counts, records=batch.num_records)
-            if len(losses.source):
-                window.add_pairs(losses.source, losses.target)
-    names = [*objective.names, *(f"count_{name}" for name in objective.names)]
-    names += ["records", *PAIR_SUMS]
-    summed = dict(zip(names, trainer.total(window.totals(names)), strict=True))
-    sums = {name: torch.tensor(summed[name]) for name in objective.names}
-    means = objective.means(sums, {name: summed[f"count_{name}"] for name in objective.names})
-    metrics = {name: float(value) for name, value in means.items()}
-    if objective.of_pairs:
-        metrics |= window.monitors(summed, processes=trainer.accelerator.num_processes)
-    return metrics, int(summed["records"])
 
 
 def score_answers(trainer: MeasuringTrainer) -> dict[str, float]:
