@@ -32,7 +32,7 @@ def test_the_longest_record_is_named(error: BaseException, tiny_tokenizer: Any, 
         trainer.train()
     (batch,) = trainer.guard.batches
     longest, line = max(zip(batch.records.lengths, batch.records.lines, strict=True))
-    message = f"out of memory in step 2, of whose records memory.jsonl:{line} is the longest, with {longest} tokens; "
-    assert str(caught.value).startswith(message)
+    record = f"the longest record of the micro-batch is memory.jsonl:{line}, with {longest} tokens"
+    assert str(caught.value).startswith(f"out of memory in step 2; {record}; ")
     assert "`batch_size`" in str(caught.value) and "checkpoint-1 is complete: resume" in str(caught.value)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]

@@ -106,17 +106,17 @@ class Trees(NamedTuple):
     segments: Calls | Ragged | None = None  # of a single row whose attention runs by segments
 
 
-def sees(trees: Trees) -> Rule:
-    """Apply the rule ``start[q] <= k <= q < end[k]`` to columns of the row; FlexAttention calls it a ``mask_mod``."""
+def tree_rule(trees: Trees) -> Rule:
+    """Return the rule ``start[q] <= k <= q < end[k]`` over columns of the row: a ``mask_mod`` of FlexAttention."""
     start, end = trees.start, trees.end
     if not trees.isolates:
         return lambda batch, head, query, key: (key <= query) & (query < end[batch, key])
     return lambda batch, head, query, key: (start[batch, query] <= key) & (key <= query) & (query < end[batch, key])
 
 
-def under(rule: Rule, trees: Trees) -> Rule:
-    """Combine the trees' rule with the model's rule over positions, such as a sliding window."""
-    tree, position = sees(trees), trees.position_ids
+def combined_rule(rule: Rule, trees: Trees) -> Rule:
+    """Return the trees' rule combined with the model's rule over positions, such as a sliding window."""
+    tree, position = tree_rule(trees), trees.position_ids
     return lambda batch, head, query, key: (
         tree(batch, head, query, key) & rule(batch, head, position[batch, query], position[batch, key])
     )
@@ -131,7 +131,7 @@ def dense(trees: Trees, rule: Rule | None = None) -> Tensor:
     column = torch.arange(length, device=trees.start.device)
     batch = torch.arange(rows, device=column.device)[:, None, None, None]
     head = torch.zeros((), dtype=torch.long, device=column.device)
-    combined = sees(trees) if rule is None else under(rule, trees)
+    combined = tree_rule(trees) if rule is None else combined_rule(rule, trees)
     return combined(batch, head, column[:, None], column)
 
 

@@ -102,7 +102,8 @@ class RecordTokenizer:
         self._without_use = dict[str, None]()  # parts of the records so far that the template does not read
         self.counts: Counter[str] = Counter()  # of the records so far, by the names of ``COUNTS``
         self._without_pair: Counter[str] = Counter()  # reason -> number of records without a pair
-        self._predictor_text = "".join(predictor_token(number) for number in range(1, len(self.predictors) + 1))
+        # The same as text.
+        self.predictor_text = "".join(predictor_token(number) for number in range(1, len(self.predictors) + 1))
         self._texts = TextTokenizer(tokenizer)
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._padding = -1 if padding is None else int(padding)
@@ -264,7 +265,7 @@ class RecordTokenizer:
         """
         # The second view is the source where it predicts the first one.
         is_source, front = place == (1 if self.config.reverse_pred else 0), self.config.front_pred
-        added = self._predictor_text if is_source else ""
+        added = self.predictor_text if is_source else ""
         alone = self.template.render_alone(role, added + content if front else content + added)
         start, end = alone.spans[0]
         # The record's own text; special tokens spelled in it are plain text.

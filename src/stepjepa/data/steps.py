@@ -1,11 +1,20 @@
 """The reasoning steps of an answer."""
 
 import re
+from typing import NamedTuple
+
+
+class _Separator(NamedTuple):
+    """A named separator of steps."""
+
+    pattern: str  # regular expression of all its forms
+    usual: str  # its usual form
+
 
 _SEPARATORS = {
     # A blank line may hold spaces. A separator begins with the first of them: to try each would take quadratic time.
-    "blank": r"(?<![ \t])(?:[ \t]*\r?\n){2,}",
-    "line": r"(?<![ \t])(?:[ \t]*\r?\n)+",
+    "blank": _Separator(r"(?<![ \t])(?:[ \t]*\r?\n){2,}", "\n\n"),
+    "line": _Separator(r"(?<![ \t])(?:[ \t]*\r?\n)+", "\n"),
 }
 
 
@@ -20,7 +29,8 @@ def find_steps(text: str, separator: str = "blank") -> list[tuple[int, int]]:
         text: the content of an assistant's message.
         separator: the separator of steps, as in ``JepaConfig.step_separator``.
     """
-    pattern = re.compile(_SEPARATORS.get(separator) or f"(?:{re.escape(separator)})+")
+    named = _SEPARATORS.get(separator)
+    pattern = re.compile(f"(?:{re.escape(separator)})+" if named is None else named.pattern)
     ends = [*(match.span() for match in pattern.finditer(text)), (len(text), len(text))]
     steps: list[tuple[int, int]] = []
     begin = 0  # of the text behind the last separator
@@ -31,3 +41,9 @@ def find_steps(text: str, separator: str = "blank") -> list[tuple[int, int]]:
             steps[-1] = (steps[-1][0], after)
         begin = after
     return steps
+
+
+def closed_step(text: str, separator: str) -> str:
+    """Return a step with a separator at its end, unless it has one; ``separator`` as in :func:`find_steps`."""
+    closing = _SEPARATORS[separator].usual if separator in _SEPARATORS else separator
+    return text if text.endswith(closing) else text + closing

@@ -2,10 +2,10 @@
 
 Registers ``tree_sdpa``, ``tree_eager`` and ``tree_flex``. They compute what ``sdpa``, ``eager`` and ``flex_attention``
 compute, under a mask that combines the model's own rule (causal, sliding window, chunked; distances counted in
-``position_ids``) with the rule of the trees. ``tree_segments`` and ``tree_varlen`` are ``tree_sdpa`` for rows under a
-mask, and run a row with segments by these, see :mod:`stepjepa.models.segment_attention`. Outside :func:`tree_mask` all
-behave as the originals; ``tree_flex`` runs sdpa (plain rows need no block mask), and ``tree_flex_unfused``, for models
-that refuse sdpa or have soft caps, eager.
+``position_ids``) with the rule of the trees. ``tree_segments`` and ``tree_varlen`` do the same as ``tree_sdpa``, except
+that a row with segments runs segment by segment, see :mod:`stepjepa.models.segment_attention`. Outside
+:func:`tree_mask` all behave as the originals; ``tree_flex`` then runs sdpa (plain rows need no block mask), and
+``tree_flex_unfused``, for models that refuse sdpa or have soft caps, runs eager attention.
 """
 
 import sys
@@ -24,7 +24,19 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from stepjepa.batch.mask import BLOCK, Kernel, Ragged, Rule, Trees, blocks, dense, padded, sees, static_length, under
+from stepjepa.batch.mask import (
+    BLOCK,
+    Kernel,
+    Ragged,
+    Rule,
+    Trees,
+    blocks,
+    combined_rule,
+    dense,
+    padded,
+    static_length,
+    tree_rule,
+)
 from stepjepa.models.segment_attention import SegmentMask, segment_forward, segment_mask
 from stepjepa.models.varlen_attention import RaggedMask, ragged_forward
 
@@ -175,8 +187,8 @@ def uses_flex(model: PreTrainedModel) -> bool:
 def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
     """Return the FlexAttention mask of a batch, over rows of ``static_length(T)`` tokens.
 
-    ``rule`` is the model's own, over positions; None for the ordinary causal one. The blocks are found without
-    evaluating it, so a window or an isolated token skips none.
+    ``rule`` is the model's own, over positions; None for the ordinary causal one. It is not evaluated to choose blocks,
+    so neither a sliding window nor isolation lets the kernel skip one.
     """
     length = static_length(trees.start.shape[1])
     longer = padded(trees, length)
@@ -187,7 +199,7 @@ def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
         *_listed(visible.partial),
         *_listed(visible.full),
         BLOCK_SIZE=BLOCK,
-        mask_mod=sees(small) if rule is None else under(rule, small),
+        mask_mod=tree_rule(small) if rule is None else combined_rule(rule, small),
         seq_lengths=(length, length),
     )
 

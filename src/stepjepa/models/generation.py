@@ -136,7 +136,8 @@ class Generator:
 def never_generated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the ids that stand for no text: predictor tokens, and embedding rows without a token.
 
-    These are rows beyond the tokenizer, and gaps between its ids, behind which may be the tokens that end a turn.
+    Rows without a token are those beyond the last id of the tokenizer, and gaps between its ids. The tokens that end a
+    turn may have higher ids than a gap.
     """
     rows = model.get_input_embeddings().weight.shape[0]
     return [*all_predictor_ids(tokenizer), *sorted({*range(rows)}.difference(tokenizer.get_vocab().values()))]
@@ -170,7 +171,9 @@ _BEAMS = ("early_stopping", "length_penalty")
 
 
 def _make_savable(settings: GenerationConfig) -> None:
-    """Leave out generation settings without effect, in place: since transformers refuses to save them once changed.
+    """Set generation settings without effect to None, in place.
+
+    transformers loads such settings, but refuses to save them once any setting has been changed.
 
     Raises:
         UserError: transformers would refuse to save the settings for another reason, at the end of training.

@@ -21,7 +21,9 @@ def is_hub_id(name: str) -> bool:
 def check_model_name(name: str, *, untrained: bool = False) -> None:
     """Raise UserError for a missing folder or misspelt preset, before transformers looks for it on the hub.
 
-    The error speaks of presets only where a model may be ``untrained``.
+    Args:
+        name: a folder, hub id or preset.
+        untrained: the model may be an untrained one, so the error mentions presets.
     """
     if is_hub_id(name) or Path(name).is_dir():
         return

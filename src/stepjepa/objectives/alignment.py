@@ -69,8 +69,8 @@ def _excludes_equal(distance: ContrastiveDistance) -> TypeGuard[_ExcludingDistan
 def equal_partners(keys: Tensor, context: Context) -> Tensor:
     """Find pairs that are no negatives of each other: their sources, or their targets, have the same tokens.
 
-    Two answers to one question are both right, and so are two questions with one answer. Like ``context.gather`` it
-    must be called equally often by every process.
+    Two answers to one question are both right, and so are two questions with one answer. Like ``context.gather`` this
+    is a collective call: every process must make it.
 
     Args:
         keys: ``[P, 2]`` int64, hashes of the tokens of each pair's source and target: ``Batch.pair_keys``, or those of

@@ -21,6 +21,7 @@ from stepjepa.chat.turn_text import Rendered, Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.row_error import Remedy, RowError
+from stepjepa.data.steps import closed_step
 from stepjepa.objectives.inputs import PLACEHOLDER, Inputs, Text, as_inputs
 from stepjepa.objectives.reading import SideEmbeddings, ViewReader
 from stepjepa.views.layouts import LAYOUTS, message_text
@@ -35,7 +36,6 @@ BLOCK = 10_000
 """Texts in a block: shared beginnings are computed once within a block."""
 
 _PROBE = "\ue000p\ue001"  # private-use characters: no template writes them and no ordinary text holds them
-_SEPARATORS = {"blank": "\n\n", "line": "\n"}
 
 
 class ViewTokenizer(RecordTokenizer):
@@ -104,17 +104,20 @@ class ViewTokenizer(RecordTokenizer):
             for text, view in zip(texts, located, strict=True)
         ]
 
-    @property
-    def predictor_text(self) -> str:
-        """The predictor tokens as text."""
-        return self._predictor_text
-
     def written(self, content: str, side: Kind) -> tuple[str, str]:
-        """Return the rendered text before a bare text, and the rendering of the text itself with predictor tokens."""
+        """Render a bare text.
+
+        Args:
+            content: the text.
+            side: the side that is embedded; a source has predictor tokens.
+
+        Returns:
+            The part of the rendered text before the bare text, and the bare text with its predictor tokens.
+        """
         if self.behind_prompt:
             prompt, front = self._prompt(content), self.config.front_pred
             start, end = prompt.spans[-1]
-            added = self._predictor_text if side == "source" else ""
+            added = self.predictor_text if side == "source" else ""
             question = prompt.text[start:end]
             return prompt.text[:start], added + question if front else question + added
         view = self._alone(self.place, ("user", "assistant")[self.place], content)
@@ -127,8 +130,7 @@ class ViewTokenizer(RecordTokenizer):
 
     def _steps(self, texts: Sequence[str]) -> list[View]:
         """Tokenise steps alone, each closed by a separator."""
-        separator = _SEPARATORS.get(self.config.step_separator, self.config.step_separator)
-        closed = [text if text.endswith(separator) else text + separator for text in texts]
+        closed = [closed_step(text, self.config.step_separator) for text in texts]
         # Without a blank in front: in training a step follows another text.
         tokens = self._texts.without_dummy_blank(closed, [((0, len(text)),) for text in closed])
         return [View(text_tokens.ids, 0, len(text_tokens.ids), in_main=True) for text_tokens in tokens]

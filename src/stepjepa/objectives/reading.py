@@ -187,16 +187,12 @@ class ViewReader:
             raise UserError(f"none of {len(records)} records has a pair of {views}", path=path)
         index, step = _rows(places)
         source, target = np.concatenate([*places.values()]).T
-        first: dict[bytes, int] = {}
-        contents = map(self._target, [tokenized[number] for number in index], step - 1)
-        same = [first.setdefault(content, place) for place, content in enumerate(contents)]
+        # The pairs in the order of the embeddings.
+        pairs = [pair for record in tokenized if record is not None for pair in record.all_pairs]
+        targets = [pair.first if self.config.reverse_pred else pair.second for pair in pairs]
+        first: dict[bytes, int] = {}  # tokens of a target -> index of the first pair that has it
+        same = [first.setdefault(view.content.tobytes(), place) for place, view in enumerate(targets)]
         return ViewEmbeddings(vectors[source], vectors[target], index, step, np.asarray(same))
-
-    def _target(self, record: TokenizedRecord | None, number: int) -> bytes:
-        """Return the tokens of the target of a pair as bytes."""
-        assert record is not None
-        pair = record.all_pairs[number]
-        return (pair.first if self.config.reverse_pred else pair.second).content.tobytes()
 
     def side(self, tokenized: Sequence[TokenizedRecord], side: Kind) -> SideEmbeddings:
         """Embed one view of each pair.

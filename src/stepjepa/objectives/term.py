@@ -60,7 +60,7 @@ class Context:
     step: int = 0  # optimizer step, from 0
     seed: int = 42  # the run's seed
     progress: float | None = None  # completed fraction of the run; None outside training: weights have no schedule
-    gather: Callable[[Tensor], tuple[Tensor, int]] = no_gather  # see gather_rows; every process must call it as often
+    gather: Callable[[Tensor], tuple[Tensor, int]] = no_gather  # gather_rows or no_gather; a collective call
     # (batch, layer) -> [cells, D] hidden states under averaged weights, with `target_grad` 'ema'
     ema_states: Callable[[Batch, int], Tensor] | None = None
 

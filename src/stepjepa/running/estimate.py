@@ -50,9 +50,7 @@ from stepjepa.training.plan import Plan, equal_compute
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_LAUNCH_VARIABLES = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-)
+_LAUNCH_VARIABLES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
 """Variables by which torchrun describes the other processes; an estimate needs only their number."""
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
@@ -81,9 +81,12 @@ class StopCallback(TrainerCallback):
 
 
 def console_line(logs: dict[str, float]) -> str | None:
-    """Format a line of logs for the terminal; None for logs without losses."""
+    """Format a line of logs for the terminal; None for logs without losses.
+
+    The line of an evaluation begins with ``eval`` and the name of its set of held-out records, if it has one.
+    """
     evaluated = (name for name in logs if name.startswith("eval_") and name.endswith("lm_loss"))
-    # Of a set of held-out records with a name: eval_NAME_.
+    # Empty, ``eval_``, or ``eval_NAME_``.
     prefix = next(evaluated, "").removesuffix("lm_loss")
     if f"{prefix}lm_loss" not in logs:
         return None
@@ -162,6 +165,22 @@ class BarCallback(ProgressCallback):
 # -- losses, gradients and weights that are not finite -----------------------------------------------------------------
 
 
+NAMED_RECORDS = 8
+"""Most records that the error of a step names."""
+
+
+class _Means(NamedTuple):
+    """The means of the terms over a micro-batch, with the lines of its records."""
+
+    lines: tuple[int, ...]
+    values: dict[str, float]
+
+    @property
+    def not_finite(self) -> dict[str, float]:
+        """The values that are not finite."""
+        return {name: value for name, value in self.values.items() if not math.isfinite(value)}
+
+
 class NonfiniteGuard(TrainerCallback):
     """Stops a ``JepaTrainer`` before an optimizer step on a gradient that is not finite, on all processes alike."""
 
@@ -194,19 +213,20 @@ class NonfiniteGuard(TrainerCallback):
         # The one wait of a step for its device.
         if norm is None or math.isfinite(float(norm)):
             return
-        of_this_process = [
-            (batch.records.lines, {name: float(part) for name, part in parts.items()})
+        means = [
+            _Means(batch.records.lines, {name: float(part) for name, part in parts.items()})
             for batch, parts in zip(self.batches, self._parts, strict=True)
         ]
-        of_all = gather_object(of_this_process) if trainer.accelerator.num_processes > 1 else of_this_process
-        infinite = {name: value for _, values in of_all for name, value in values.items() if not math.isfinite(value)}
-        if getattr(trainer.accelerator, "scaler", None) is not None and not infinite:
+        if trainer.accelerator.num_processes > 1:
+            means = gather_object(means)
+        faulty = {name: value for of_batch in means for name, value in of_batch.not_finite.items()}
+        if getattr(trainer.accelerator, "scaler", None) is not None and not faulty:
             # Under fp16 the loss scale was too large; the scaler skips this step and lowers the scale.
             return
-        parts = [f"{TERMS[name].label if name in TERMS else name} is {value}" for name, value in infinite.items()]
-        fault = " and ".join(parts) or "the gradient is not finite (the losses are)"
-        batches = [lines for lines, values in of_all if not infinite or not all(map(math.isfinite, values.values()))]
-        records = ", ".join(f"{trainer.source}:{line}" for line in list(dict.fromkeys(chain(*batches)))[:8])
+        faults = [f"{TERMS[name].label if name in TERMS else name} is {value}" for name, value in faulty.items()]
+        fault = " and ".join(faults) or "the gradient is not finite (the losses are)"
+        lines = chain(*(of_batch.lines for of_batch in means if of_batch.not_finite or not faulty))
+        records = ", ".join(f"{trainer.source}:{line}" for line in islice(dict.fromkeys(lines), NAMED_RECORDS))
         trainer.model_wrapped.zero_grad()
         self.check_weights(state.global_step)
         raise UserError(

@@ -32,5 +32,5 @@ def naming_longest_record(trainer: TrainerInterface, batches: Sequence[Batch]) -
         fault = f"out of memory in step {trainer.state.global_step + 1}"
         if batches and (records := batches[-1].records).lines:
             length, line = max(zip(records.lengths, records.lines, strict=True))
-            fault += f", of whose records {trainer.source}:{line} is the longest, with {length:,} tokens"
+            fault += f"; the longest record of the micro-batch is {trainer.source}:{line}, with {length:,} tokens"
         raise UserError(f"{fault}; {REMEDIES}; {resume_hint(trainer.args.output_dir)}") from None

@@ -37,7 +37,7 @@ def _metrics(objective: Objective) -> list[str]:
 
 
 def check_set_names(names: Iterable[str], objective: Objective) -> None:
-    """Raise a ``ValueError`` for a name of a set whose metrics would have the names of other ones, or that is none."""
+    """Raise a ``ValueError`` for the name of a set that is not printable, or that gives a metric another one's name."""
     for name in names:
         if not isinstance(name, str) or not name.isprintable():
             raise ValueError(f"eval_dataset: expected texts as the names of data sets, got {name!r}")

@@ -111,14 +111,14 @@ class Plan:
     def saved_by_groups(self, most: int = 32) -> float:
         """Measure the share of tokens that the sampler's groups save, on at most ``most`` micro-batches of an epoch."""
 
-        def relative(plan: Plan) -> float:
-            parts = [part for step in plan.keys(0) for part in _cut(step, self.batch_size)]
+        def computed_share(plan: Plan) -> float:
+            """Return the number of computed tokens, relative to plain rows, in evenly spaced micro-batches."""
+            parts = [part for step in plan.keys(0) for part in _cut(step, plan.batch_size)]
             batches = [batch for part in parts[:: -(-len(parts) // most)] for batch in plan.micro_batches(part)]
-            return sum(micro_batch.num_tokens for micro_batch in batches) / sum(
-                micro_batch.records.plain_tokens for micro_batch in batches
-            )
+            return sum(batch.num_tokens for batch in batches) / sum(batch.records.plain_tokens for batch in batches)
 
-        return 1 - relative(self) / relative(replace(self, sampler=replace(self.sampler, groups=None)))
+        ungrouped = replace(self, sampler=replace(self.sampler, groups=None))
+        return 1 - computed_share(self) / computed_share(ungrouped)
 
     def cost(self, keys: Sequence[SampleKey]) -> float:
         """Compute the FLOPs of the step with these keys, over all processes."""

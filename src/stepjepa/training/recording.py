@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-def _of_main_process(value: Value) -> Value:
-    """Return the value that the main process has; every process must call it."""
+def _broadcast(value: Value) -> Value:
+    """Return the value of the main process, in every process; a collective call."""
     values = [value]
     if dist.is_available() and dist.is_initialized():
         dist.broadcast_object_list(values)
@@ -102,7 +102,7 @@ class Recorder(TrainerCallback):
         """
         if resume in (None, False):
             # Other processes may look at another disk, or later, when the record of this run is there.
-            if _of_main_process(self.record is None and (self.folder / RUN_FILE).is_file()):
+            if _broadcast(self.record is None and (self.folder / RUN_FILE).is_file()):
                 raise UserError(
                     "holds the record of a run; train(resume_from_checkpoint=True) resumes it, or name another "
                     "output_dir",
@@ -194,17 +194,16 @@ class Recorder(TrainerCallback):
                 weights=weights_fingerprint(trainer.model, trainer.processing_class),
             )
         # Other processes may hold no weights yet, and all must agree whether the run may be resumed.
-        return _of_main_process(result)
+        return _broadcast(result)
 
     def _further_call(self, now: RunRecord) -> RunRecord:
         """Return the record of a further call of ``train``: it continues with the weights and restarts the schedule."""
         assert self.record is not None
         *_, launch = now.launches
         self.steps_before = self.record.launches[-1].to_step
-        now_begun = f"begun anew at step {self.steps_before}"
-        change = Change(name=FURTHER_CALL, before="as it was", now=now_begun, mixed=True)
-        launches = [*self.record.launches, replace(launch, changes=[change])]
-        return replace(now, launches=launches)
+        begun = f"begun anew at step {self.steps_before}"
+        change = Change(name=FURTHER_CALL, before="as it was", now=begun, mixed=True)
+        return replace(now, launches=[*self.record.launches, replace(launch, changes=[change])])
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
