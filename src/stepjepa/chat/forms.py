@@ -40,8 +40,9 @@ class _TurnForm(NamedTuple):
 
     def filled(self, text: str, spans: tuple[Span, ...]) -> Turn:
         """Return the turn in the text of another chat, with the spans of its contents."""
-        start, end = own = spans[-1]
-        return self.probe._replace(text=text[:end] + self.tail, answer=start - self.lead, spans=spans, own=(own,))
+        start, end = spans[-1]
+        answer = start - self.lead
+        return self.probe._replace(text=text[:end] + self.tail, answer=answer, spans=spans, own=((start, end),))
 
 
 class _Form(NamedTuple):

@@ -56,6 +56,20 @@ class ChatTemplate:
     Attributes:
         renderer: renders messages by the template with the values that a run fixes.
         ends: the tokens that end a turn.
+        stop_tokens: their texts.
+        stop_ids: their ids.
+        closer: the text that the template writes between a content and the stop token.
+        header: the beginning of an answer that a run adds for a generation prompt; empty if the template writes it.
+        variables: names of the variables that a caller may set.
+        has_date: whether the template writes today's date, which a run pins.
+        has_system_role: whether it writes system messages; otherwise they are put into the first user message.
+        has_developer_role: whether it writes developer messages; otherwise they are rendered as system messages.
+        lone_assistant: whether it accepts a chat that is one assistant message.
+        reasoning_key: the key of a message's thought that it reads; None if it reads none.
+        opens_thought: whether its prompts end in the opening tag of a thought.
+        closing: the text that it writes between thought and content; None if it does not write both.
+        writes_tools: whether it writes descriptions of tools.
+        arguments_as_text: whether it expects the arguments of tool calls as JSON text, not as an object.
 
     Raises:
         UserError: the template can't be used.

@@ -74,7 +74,7 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts
     plain, opened = full.startswith(prompt), ends_in_thought(prompt)
     places = texts.places(index, len(prompt) if plain else 0, opened)
     own_places = [place for place in places if place.part.message == index]
-    if plain:
+    if plain:  # case 1
         earlier = [place for place in places if place.part.message < index]
         answer = _Answer(full[len(prompt) :], len(prompt))
     else:
@@ -118,19 +118,19 @@ class _Renderings(NamedTuple):
 
 
 def _rewritten(template: Rules, message: Message, renderings: _Renderings, own_places: Sequence[Place]) -> _Answer:
-    """Return the answer for a template that renders the earlier chat differently behind it."""
+    """Return the answer for a template that renders the earlier chat differently behind it: cases 2 to 4."""
     prompt, full = renderings.prompt, renderings.full
     end, last = max(((span[1], part) for part, span in renderings.in_prompt if span is not None), default=(0, None))
     in_full = next((span[1] for part, span in renderings.in_full if part == last and span is not None), None)
     behind = prompt[end:]
-    if in_full is not None and full.startswith(behind, in_full):
+    if in_full is not None and full.startswith(behind, in_full):  # case 2
         start = in_full + len(behind)
         return _Answer(full[start:], start)
     tag = last_tag(prompt, end)
-    if tag is not None and tag.is_open:
+    if tag is not None and tag.is_open:  # case 3
         return _opened(template, message, renderings, own_places, tag)
     has_thought = any(part.kind == "thought" for part, _ in own_places)
-    if tag is not None and in_full is not None and not has_thought:
+    if tag is not None and in_full is not None and not has_thought:  # case 4
         start = in_full + tag.start - end
         is_last = not prompt.rpartition(tag.closing)[2].strip()
         if is_last and full.startswith(prompt[end : tag.start], in_full) and not full.startswith(tag.text, start):
@@ -154,7 +154,7 @@ def _rewritten(template: Rules, message: Message, renderings: _Renderings, own_p
 def _opened(
     template: Rules, message: Message, renderings: _Renderings, own_places: Sequence[Place], tag: Tag
 ) -> _Answer:
-    """Return the answer behind an open thought that the template leaves out once the answer is there."""
+    """Return the answer behind a thought that the prompt opens, and that the template omits from the chat: case 3."""
     prompt, full = renderings.prompt, renderings.full
     thoughts = [part.text for part, _ in own_places if part.kind == "thought"]
     if len(set(thoughts)) > 1:  # one of them would be lost

@@ -10,7 +10,7 @@ from stepjepa.base.signals import Stopped
 from stepjepa.base.terminal import visible_lines
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import DetailsFlags, JsonFlags
-from stepjepa.cli.parser import check_exclusive, from_args
+from stepjepa.cli.parser import from_args
 from stepjepa.cli.published import translate_evaluate
 from stepjepa.config.option import option
 from stepjepa.config.server import ServerSettings
@@ -61,20 +61,13 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
     """Evaluate a model and print the summary."""
     from stepjepa.evaluation.run import Evaluation
 
-    check_exclusive(args, ("load_in_4bit", "load_in_8bit"))
     trained = None if args.model_path is None else trained_objective(args.model_path)
     if not args.plain and (trained or {}).get("plain"):
         print("note: trained without a chat template, so prompts have none (--plain)")
         args.plain = True
-    settings = from_args(
-        EvaluationSettings,
-        args,
-        task_options=from_args(TaskOptions, args),
-        sampling=from_args(Sampling, args),
-        serving=from_args(ServerSettings, args),
-        quantization="4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None,
-    )
-    evaluation = Evaluation(settings)
+    names = EvaluationSettings.flat_names()
+    values = {name: value for name, value in vars(args).items() if name in names}
+    evaluation = Evaluation(EvaluationSettings.from_flat(values))
     evaluation.bad.tell()
     tell_unused(evaluation.records.values(), extra=not is_custom(evaluation.task))
     if evaluation.system_prompt is not None:

@@ -227,9 +227,9 @@ class JepaConfig:
 
     def _contradictions(self) -> tuple[tuple[object, str], ...]:
         """Return contradictory combinations of options, each with the message of its error."""
-        in_text, layout, distant = changes_text(self.layout), f"layout '{self.layout}'", self.pair_distance > 1
+        in_text, layout = changes_text(self.layout), f"layout '{self.layout}'"
         instead = f"contradicts {layout}, where step 2 must not see what predicts it; use layout 'branched'"
-        far, all_text, first = f"pair_distance {self.pair_distance}", self.labels == "all", self.jepa_layer == 0
+        is_far, gap = self.pair_distance > 1, f"pair_distance {self.pair_distance}"
         return (
             (not self.step_separator, "step_separator: expected 'blank', 'line' or a literal string, got an empty one"),
             (
@@ -241,8 +241,14 @@ class JepaConfig:
             (in_text and self.reverse_pred, f"reverse_pred {instead}"),
             (in_text and self.last_token, f"last_token contradicts {layout}, whose views end in the row; leave it out"),
             (in_text and self.encoding == "rows", f"encoding 'rows' can't express {layout}; use encoding 'tree'"),
-            (in_text and distant and self.pairs == "all", f"pairs 'all' with {far} overlap in {layout}; use 'first'"),
-            (distant and self.mode != "step-jepa", f"{far} counts steps, and mode {self.mode} has none; leave it out"),
+            (
+                in_text and is_far and self.pairs == "all",
+                f"pairs 'all' with {gap} overlap in {layout}; use 'first'",
+            ),
+            (
+                is_far and self.mode != "step-jepa",
+                f"{gap} counts steps, and mode {self.mode} has none; leave it out",
+            ),
             (
                 self.steps_from == "reasoning"
                 and (self.mode != "step-jepa" or self.plain or self.labels != "assistant"),
@@ -254,11 +260,11 @@ class JepaConfig:
             ),
             (self.pooling == "mean" and self.last_token, "last_token contradicts pooling 'mean'; leave one out"),
             (
-                self.plain and all_text and self.mode == "step-jepa",
+                self.plain and self.labels == "all" and self.mode == "step-jepa",
                 "plain with labels 'all' trains the user's text alone, which has no steps; use labels 'assistant'",
             ),
             (
-                first and self.predictors and not self.front_pred,
+                self.jepa_layer == 0 and self.predictors and not self.front_pred,
                 "jepa_layer 0 reads the token embedding of a predictor, always the same; use predictors 0 or layer 1",
             ),
             (self.front_pred and not self.predictors, "front_pred needs predictor tokens; set predictors to 1 or more"),

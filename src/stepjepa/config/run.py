@@ -225,8 +225,8 @@ class RunConfig:
         """Raise ``UserError`` for settings that have no effect or contradict each other."""
         values = self._values()
         # Held-out records may be passed beside the configuration, see ``check_required``.
-        may_have = {"eval_file": self.eval_file or "passed"}
-        check_effects({**values, **may_have, **vars(self.jepa)}, RunConfig, JepaConfig)
+        held_out = self.eval_file or "passed"
+        check_effects({**values, "eval_file": held_out, **vars(self.jepa)}, RunConfig, JepaConfig)
         if self.jepa.mode == "regular":
             usual = vars(JepaConfig(mode="regular"))
             if idle := [name for name in NEEDS_VIEWS if getattr(self.jepa, name) != usual[name]]:
@@ -283,10 +283,10 @@ class RunConfig:
         Settings that are None are left out, as are those that belong to one launch (``resume_from_checkpoint``,
         ``allow_changes``) unless ``launch`` is set. ``from_flat`` makes an equal configuration of the result.
         """
-        terms, parts = self.jepa.terms, self.lora or LoraSettings()
+        terms, lora = self.jepa.terms, self.lora or LoraSettings()
         values = {
             **{setting.flag: getattr(self, setting.name) for setting in OPTIONS},
-            **{setting.flag: getattr(parts, setting.name) for setting in LORA},
+            **{setting.flag: getattr(lora, setting.name) for setting in LORA},
             **{setting.flag: getattr(self.jepa, setting.name) for setting in JEPA},
             "lora": self.lora is not None,
             "eval_file": self.eval_file or self.objects.get("eval_dataset"),

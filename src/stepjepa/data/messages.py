@@ -125,15 +125,9 @@ def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
         if isinstance(role, str) and role in _TEXT_ROLES and isinstance(text, str) and text.strip():
             return {"role": role, "content": text}, []  # fast path for most messages, in a fifth of the time
     check_text_only(turn, f"{name}.")
-    named_role, value = _first(turn, "role", "from"), _first(turn, "content", "value")
-    role = source_role(turn)
-    if role not in ROLES:
-        if not isinstance(role, str):
-            raise UserError(f"{name} is {shown(turn)}; {_EXPECTED}")
-        fault = f"the role of {name} is {shown(role)}; expected one of {', '.join(ROLES)}"
-        raise UserError(f"{fault}{did_you_mean(role, (*ROLES, *_OTHER_ROLES)) or '; rename it'}")
+    role, value = _role(turn, name), _first(turn, "content", "value")
     unread = [str(key) for key, item in turn.items() if not (is_absent(item) or _is_read(turn, key))]
-    if named_role in _CALLS:
+    if _first(turn, "role", "from") in _CALLS:
         calls, value = _calls(value, f"{name}.value", "value", unread), None
     else:
         called = [turn[key] for key in ("function_call", "tool_calls") if not is_absent(turn.get(key))]
@@ -157,8 +151,19 @@ def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
     return message, unread
 
 
+def _role(turn: Mapping[str, object], name: str) -> str:
+    """Return the role of a message, one of :data:`ROLES`; UserError for another."""
+    role = source_role(turn)
+    if not isinstance(role, str):
+        raise UserError(f"{name} is {shown(turn)}; {_EXPECTED}")
+    if role not in ROLES:
+        fault = f"the role of {name} is {shown(role)}; expected one of {', '.join(ROLES)}"
+        raise UserError(f"{fault}{did_you_mean(role, (*ROLES, *_OTHER_ROLES)) or '; rename it'}")
+    return role
+
+
 def source_role(turn: Mapping[str, object]) -> object:
-    """Return the role of a message under our name of it; a name that is not known is returned as it is."""
+    """Return the role of a message, names of other formats as ours (``human`` as ``user``); unknown ones unchanged."""
     named_role = _first(turn, "role", "from")
     return "tool" if turn.get("role") == "function" else _OTHER_ROLES.get(str(named_role), named_role)
 

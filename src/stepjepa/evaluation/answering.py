@@ -127,8 +127,11 @@ class AnswerScores:
         """The names of the scores, which are the same for all answers."""
         return [*self.task.score(self.records[0], Response("")).scores, "stopped"]
 
-    def check(self, model: PreTrainedModel) -> Batcher:
-        """Prepare the records; ``UserError`` if one with its answer is longer than the model's positions."""
+    def batcher(self, model: PreTrainedModel) -> Batcher:
+        """Make the engine that answers; ``UserError`` if a record with its answer is longer than the model's positions.
+
+        A caller may discard it, to see such an error before training.
+        """
         from stepjepa.models.generation import Generator
 
         generator = Generator(model, self.tokenizer, Sampling(self.max_new_tokens), plain=self.plain)
@@ -139,7 +142,7 @@ class AnswerScores:
 
         The share of process ``rank`` is every ``world``-th record; the names are the same in every process.
         """
-        batcher = self.check(model)
+        batcher = self.batcher(model)
         # A process without records scores the first one to learn the names, and counts it as 0.
         share = batcher.examples[rank::world]
         sums: Counter[str] = Counter()

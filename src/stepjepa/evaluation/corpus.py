@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from typing import Unpack
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write
 from stepjepa.base.json_object import JsonObject
@@ -102,28 +105,15 @@ def corpus_index(
     Raises:
         UserError: the name of the embeddings is taken by a file of another program; or a text is wrong.
     """
-    from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save
 
-    file = Path(f"{path}{SUFFIX}")
     if not cache:
         return jepa.index(texts, side, **options)
-    digest = corpus_fingerprint(jepa, model_path, texts, side, options)
-    if file.exists():
-        try:
-            with safe_open(file, "numpy") as stored:
-                metadata = stored.metadata() or {}
-                has_format, same = metadata.get("format") == FORMAT, metadata.get("fingerprint") == digest
-                vectors = stored.get_tensor("vectors") if has_format and same else None
-        except (SafetensorError, OSError):
-            has_format, vectors = False, None
-        if not has_format:
-            fault = "has the name of the corpus' embeddings, but stepjepa did not write it; move it away"
-            raise UserError(f"{fault}, or pass `no_cache`", path=file)
-        if vectors is not None:
-            entries, first = distinct(texts)
-            return TextIndex(jepa, [entry.text for entry in entries], first, vectors, side, options)
-        note(f"{file} is of another model or corpus; it is written again")
+    file, digest = Path(f"{path}{SUFFIX}"), corpus_fingerprint(jepa, model_path, texts, side, options)
+    vectors = _stored_vectors(file, digest) if file.exists() else None
+    if vectors is not None:
+        entries, first = distinct(texts)
+        return TextIndex(jepa, [entry.text for entry in entries], first, vectors, side, options)
     index = jepa.index(texts, side, **options)
     try:
         with atomic_write(file, "wb") as stream:
@@ -131,6 +121,28 @@ def corpus_index(
     except OSError as error:  # a folder that may not be written to, a disk that is full or mounted read-only
         note(f"{file} can't be written ({error.strerror or error}), so that the corpus is embedded again each time")
     return index
+
+
+def _stored_vectors(file: Path, digest: str) -> NDArray[np.float32] | None:
+    """Return the vectors in a file; None, with a note, if they are those of another ``corpus_fingerprint``.
+
+    Raises:
+        UserError: the file is damaged, or not written by stepjepa.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    fault = "has the name of the corpus' embeddings, but stepjepa did not write it; move it away, or pass `no_cache`"
+    try:
+        with safe_open(file, "numpy") as stored:
+            metadata = stored.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise UserError(fault, path=file)
+            if metadata.get("fingerprint") == digest:
+                return np.asarray(stored.get_tensor("vectors"))
+    except (SafetensorError, OSError):
+        raise UserError(fault, path=file) from None
+    note(f"{file} is of another model or corpus; it is written again")
+    return None
 
 
 def corpus_fingerprint(jepa: Jepa, model_path: str, texts: list[Text], side: Kind, options: EmbedOptions) -> str:

@@ -113,7 +113,7 @@ class OutputFile:
 
 
 def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None]:
-    """Return ``mean`` of a score, and ``low`` and ``high``, Wilson's 95 % interval; None unless all are 0 or 1."""
+    """Return the ``mean`` of a score and ``low`` and ``high`` of Wilson's 95 % interval, None unless all are 0 or 1."""
     total = math.fsum(values)
     low = high = None
     if all(value in (0, 1) for value in values):
@@ -125,9 +125,10 @@ def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None
 
 
 def summarise(lines: Sequence[Line], headline: str) -> JsonObject:
-    """Return the means of at least one line; values that can't be computed from the lines are None.
+    """Summarise at least one line: number, means of the scores with intervals, errors by kind, losses, tokens.
 
-    ``ran_on`` is the share of answers cut off at ``max_new_tokens``, ``gold_loss`` that of right answers per token.
+    ``ran_on`` is the share of answers that were cut off at ``max_new_tokens``, ``gold_loss`` the LM loss per token of
+    the right answers. A value that needs a field which a line lacks is None.
     """
     scores = {name: mean_with_interval([line["scores"][name] for line in lines]) for name in lines[0]["scores"]}
     stopped, tokens = ([line[name] for line in lines] for name in ("stopped", "new_tokens"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tqdm import tqdm
 
@@ -143,14 +143,13 @@ class Evaluation:
         before = set(self.output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
-        similarity, cosines = self._similarity(load) if self.settings.similarity else (None, [])
+        compared = self._similarity(load) if self.settings.similarity else None
         retrieval = self._retrieval(load) if self.settings.retrieval else None
         try:
             seconds = 0.0 if self.output.complete else self._answer(self._engine(load))
         finally:
             self.task.close()
-        if similarity is not None:
-            similarity |= self._add_cosines(cosines)
+        similarity = None if compared is None else {**compared.totals, **self._add_cosines(compared.cosines)}
         if retrieval is not None:
             for index, ranks in zip(self.records, retrieval.of_records(len(self.records)), strict=True):
                 self.output.done[index]["ranks"] = ranks
@@ -201,8 +200,8 @@ class Evaluation:
         config = similarity_config(str(self.settings.model_path), str(self.settings.similarity))
         return replace(config, plain=self.settings.plain)
 
-    def _similarity(self, load: Loader) -> tuple[JsonObject, list[float | None]]:
-        """Return the similarities of matched and shuffled views, and the mean cosine of each record's pairs."""
+    def _similarity(self, load: Loader) -> ViewComparison:
+        """Compare matched and shuffled views."""
         config, size = self._similarity_config(), self.settings.batch_size
         return compare_views(*load(), list(self.records.values()), config, batch_size=size)
 
@@ -319,6 +318,13 @@ def embed_views(
     return jepa.embed_pairs(records, batch_size=batch_size)
 
 
+class ViewComparison(NamedTuple):
+    """How alike the views of some records are."""
+
+    totals: dict[str, float]  # of all pairs, see ``embeddings.similarity_totals``
+    cosines: list[float | None]  # mean over the pairs of each record; None for one without a pair
+
+
 def compare_views(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -326,11 +332,8 @@ def compare_views(
     config: JepaConfig,
     *,
     batch_size: int = EMBEDDED,
-) -> tuple[dict[str, float], list[float | None]]:
+) -> ViewComparison:
     """Embed all pairs of some records as training does, and compare the views; arguments as for :func:`embed_views`.
-
-    Returns:
-        Their ``similarity_totals``, and the mean cosine of the pairs of each record, None for one without a pair.
 
     Raises:
         UserError: no record has a pair.
@@ -342,7 +345,7 @@ def compare_views(
     per_record: list[float | None] = [None] * len(records)
     for index in sorted({*embeddings.record.tolist()}):
         per_record[index] = float(cosines[embeddings.record == index].mean())
-    return similarity_totals(embeddings), per_record
+    return ViewComparison(similarity_totals(embeddings), per_record)
 
 
 # -- from Python -------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ _BAD = "lines that are no valid record: error, or skip them and report how many"
 _TASK = f"how answers are scored; {', '.join(TASKS)}, your module:Class, or auto, which recognises the records"
 _SCORING = "rules of scoring; reference adds those of the published evaluation, mistakes included"
 _QUANTIZATIONS: dict[str, Quantization] = {"load_in_4bit": "4bit", "load_in_8bit": "8bit"}
+_NESTED = {"task_options": TaskOptions, "sampling": Sampling, "serving": ServerSettings}
 _PREDICTIONS = "JSON lines with 'index' (from 0), 'generated' (a text, or a list of samples), optionally 'stopped'"
 
 
@@ -117,6 +118,12 @@ class EvaluationSettings(ScoringSettings):
             raise UserError("model_path: name the run to evaluate, or a `server` that answers")
 
     @classmethod
+    def flat_names(cls) -> set[str]:
+        """Return the names of all settings of :meth:`from_flat`."""
+        own = {setting.name for setting in fields(cls)} - {*_NESTED, "quantization"}
+        return own.union(_QUANTIZATIONS, *({setting.name for setting in fields(part)} for part in _NESTED.values()))
+
+    @classmethod
     def from_flat(cls, settings: Mapping[str, Any]) -> Self:
         """Make the settings of an evaluation from flat ones, which have the names of the flags.
 
@@ -125,23 +132,20 @@ class EvaluationSettings(ScoringSettings):
 
         Raises:
             TypeError: there is no such setting.
-            ValueError: both quantizations are set.
+            UserError: both quantizations are set, or see the class.
         """
-        nested = {"task_options": TaskOptions, "sampling": Sampling, "serving": ServerSettings}
-        names = {part: {option.name for option in fields(kind)} for part, kind in nested.items()}
-        own = {option.name for option in fields(cls)} - {*nested, "quantization"}
-        settable = set(_QUANTIZATIONS).union(own, *names.values())
+        settable = cls.flat_names()
         if unknown := [name for name in settings if name not in settable]:
             raise TypeError(f"evaluate: expected settings among {', '.join(sorted(settable))}, got '{unknown[0]}'")
         quantizations = [bits for name, bits in _QUANTIZATIONS.items() if settings.get(name)]
         if len(quantizations) > 1:
-            raise ValueError("load_in_4bit, load_in_8bit: expected one of them, got both")
+            raise UserError(f"{' and '.join(f'`{name}`' for name in _QUANTIZATIONS)} exclude each other; leave one out")
 
-        def among(part: set[str]) -> JsonObject:
-            return {name: value for name, value in settings.items() if name in part}
+        def values_of(kind: type) -> JsonObject:
+            return {setting.name: settings[setting.name] for setting in fields(kind) if setting.name in settings}
 
-        parts = {part: kind(**among(names[part])) for part, kind in nested.items()}
-        return cls(quantization=next(iter(quantizations), None), **parts, **among(own))
+        parts = {name: kind(**values_of(kind)) for name, kind in _NESTED.items()}
+        return cls(quantization=next(iter(quantizations), None), **parts, **values_of(cls))
 
     def _check_server(self) -> None:
         """Raise ``UserError`` for a missing setting that a server needs, or one without effect on a server."""

@@ -135,14 +135,22 @@ def inspect_records(
         parts.append(collator.sequences(SampledRecord(tokens_of_record)))
         infos.append(_describe_record(record, tokens_of_record, record_tokenizer, config))
     tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
-    counted = count_tokens(filter(None, tokenized), lenient)
-    file = {
-        "lines": len(records),
-        "counts": {name: record_tokenizer.counts[name] for name in COUNTS},
-        "tokens": counted,
-    }
-    facts = record_tokenizer.describe(), _refusal(records, tokenizer, config, record_tokenizer)
-    return Inspection(records[index].path, index, config, tokens, branches, sequences, infos, file, *facts)
+    return Inspection(
+        path=records[index].path,
+        index=index,
+        config=config,
+        tokens=tokens,
+        branches=branches,
+        sequences=sequences,
+        records=infos,
+        file={
+            "lines": len(records),
+            "counts": {name: record_tokenizer.counts[name] for name in COUNTS},
+            "tokens": count_tokens(filter(None, tokenized), lenient),
+        },
+        template=record_tokenizer.describe(),
+        refused=_refusal(records, tokenizer, config, record_tokenizer),
+    )
 
 
 def _describe_record(

@@ -51,7 +51,7 @@ def held_out_scores(
         task, records = _held_out_questions(config, eval_records, train_records)
         if config.eval_generate is not None:
             scores = _answer_scores(config, task, records, tokenizer)
-            scores.check(model)
+            scores.batcher(model)
             rows["answers"] = f"to {len(scores.records):,} records at every evaluation, task {task.name}"
         if config.eval_retrieval:
             retrieval = RetrievalScores(records, task)

@@ -94,27 +94,33 @@ class SweepFolder:
             if run.exists() and (not run.is_dir() or any(run.iterdir())):
                 raise UserError("is no run of this sweep; move it or name another `output_dir`", path=run)
             return NEW
-        remedies = {"train": "change the grid back, or name another `output_dir`"}
-        remedies["evaluate"] = (
-            "change the grid back, or evaluate the trained runs again beside it: 'stepjepa evaluate ... --output_file "
-            f"{run}/NAME.jsonl', which 'stepjepa compare --evaluation NAME' reads"
-        )
-        failed_early = record.get("status") == FAILED and not (run.exists() and any(run.iterdir()))
-        same = {
-            # A training or evaluation that failed before it wrote anything is corrected in the grid.
-            "train": failed_early or self._trained_settings(record, run) in (None, trial.train),
-            "evaluate": _by_flag(record.get("evaluate")) == _by_flag(trial.evaluate) or not self.has_answers(trial),
-        }
-        if changed := [stage for stage, is_same in same.items() if not is_same]:
-            fault = f"was begun with other flags of 'stepjepa {changed[0]}' (they are in {run.name}.trial.json)"
-            if changed[0] == "train":
-                fault += f": {_changes(self._trained_settings(record, run) or {}, trial.train)}"
-            else:
-                fault += f": {_changed_flags(_by_flag(record.get('evaluate')), _by_flag(trial.evaluate))}"
-            raise UserError(f"{fault}; {remedies[changed[0]]}", path=run)
+        self._check_same_training(trial, record)
+        self._check_same_evaluation(trial, record)
         if self.is_evaluated(trial):
             return FINISHED
         return FAILED if record.get("status") == FAILED else BEGUN
+
+    def _check_same_training(self, trial: Trial, record: Mapping[str, object]) -> None:
+        """Raise ``UserError`` if a trial was begun with other settings of its training than the grid has now."""
+        run = self.run_folder(trial)
+        if record.get("status") == FAILED and not (run.exists() and any(run.iterdir())):
+            return  # it failed before it wrote anything: the grid may be corrected
+        begun = self._trained_settings(record, run)
+        if begun is not None and begun != trial.train:
+            fault = f"was begun with other flags of 'stepjepa train' (they are in {run.name}.trial.json)"
+            remedy = "change the grid back, or name another `output_dir`"
+            raise UserError(f"{fault}: {_changes(begun, trial.train)}; {remedy}", path=run)
+
+    def _check_same_evaluation(self, trial: Trial, record: Mapping[str, object]) -> None:
+        """Raise ``UserError`` if a trial has answers of an evaluation with other flags than the grid has now."""
+        run, begun, now = self.run_folder(trial), _by_flag(record.get("evaluate")), _by_flag(trial.evaluate)
+        if begun != now and self.has_answers(trial):
+            fault = f"was begun with other flags of 'stepjepa evaluate' (they are in {run.name}.trial.json)"
+            remedy = (
+                "change the grid back, or evaluate the trained runs again beside it: 'stepjepa evaluate ... "
+                f"--output_file {run}/NAME.jsonl', which 'stepjepa compare --evaluation NAME' reads"
+            )
+            raise UserError(f"{fault}: {_changed_flags(begun, now)}; {remedy}", path=run)
 
     def _trained_settings(self, record: Mapping[str, object], run: Path) -> JsonObject | None:
         """Return the settings that a trial was begun with; None if 0.2.0 began it and it has trained nothing."""

@@ -108,12 +108,11 @@ class Task(ABC):
     name: ClassVar[str]
     headline: ClassVar[str]  # the score that counts when only one is shown
     secondary_score: ClassVar[str]  # a more lenient score, which ignores text after the right answer
-    beginning: ClassVar[str] = "prefix"  # the score of answers that begin right, the headline with `startswith`
+    beginning: ClassVar[str] = "prefix"  # the score that is the headline with `startswith`: the answer begins right
     used_options: ClassVar[tuple[str, ...]] = ()  # the fields of TaskOptions that this task uses
-    system_prompt: ClassVar[str] = ""  # of the data set's records, to recognise them; empty for none
-    file_names: ClassVar[
-        tuple[str, ...]
-    ] = ()  # prefixes of its file names, in lower case with _, to recognise its records
+    system_prompt: ClassVar[str] = ""  # records with it are recognised as this task's; empty for none
+    # Files whose names begin with one of these (lower case, _ for -) are recognised as this task's.
+    file_names: ClassVar[tuple[str, ...]] = ()
     judges_calls: ClassVar[bool] = False  # records whose answer is a tool call without text are evaluated, too
     detection_order: ClassVar[int] = 0  # order in which 'auto' tries tasks; content heuristics come last
     options: TaskOptions = TaskOptions()
@@ -167,9 +166,9 @@ class Task(ABC):
         return scored.extracted.get("answer", response.content.strip()) or None
 
     def answer_names(self, records: Sequence[Record]) -> list[str | None]:
-        """Return for each record a name that the records with an equal right answer share, for retrieval.
+        """Return a name for the right answer of each record, equal for equal answers with other texts; for retrieval.
 
-        None where the task can't tell more than that equal texts are equal, which is the default.
+        By default None: only answers with equal texts are equal.
         """
         return [None] * len(records)
 

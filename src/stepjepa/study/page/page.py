@@ -9,11 +9,13 @@ from pathlib import Path
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, check_output_file
 from stepjepa.base.terminal import visible_lines
-from stepjepa.study.comparison import Comparison, compare
+from stepjepa.study.arms import ComparedArms
+from stepjepa.study.comparison import compare
 from stepjepa.study.page.answers import answers_section
 from stepjepa.study.page.charts import Section, looks, read_template, render
 from stepjepa.study.page.logged_run import LoggedRun, by_evaluation, read_runs
 from stepjepa.study.page.sections import (
+    ComparedEvaluation,
     accuracy_section,
     comparison_section,
     embedding_section,
@@ -72,7 +74,7 @@ def make_page(
         mixed_runs: include runs whose launches had different settings.
     """
     compared = compare_runs(runs, baseline, mixed_runs=mixed_runs)
-    look = looks(runs, next((comparison for _, comparison, _ in compared if comparison), None))
+    look = looks(runs, next((each.comparison for each in compared if each.comparison), None))
     makers: dict[str, Callable[[], Section]] = {
         "arms": lambda: comparison_section(compared),
         "charts over steps": lambda: steps_section(runs, look),
@@ -98,7 +100,7 @@ def make_page(
         scripts.append(read_template("answers.js"))
     return render(
         "page.html",
-        title=_title(runs, [comparison for _, comparison, _ in compared if comparison]),
+        title=_title(runs, [each.comparison for each in compared if each.comparison]),
         policy=_content_policy([first, *scripts]),
         version=importlib.metadata.version("stepjepa"),
         style=read_template("page.css"),
@@ -109,7 +111,7 @@ def make_page(
     )
 
 
-def _title(runs: Sequence[LoggedRun], comparisons: Sequence[Comparison]) -> str:
+def _title(runs: Sequence[LoggedRun], comparisons: Sequence[ComparedArms]) -> str:
     """Return the title of the page: the arms by name, or the number of runs that can't be compared."""
     if len(runs) == 1:
         return f"Run {runs[0].name}"
@@ -131,28 +133,29 @@ def _content_policy(scripts: Sequence[str]) -> str:
 
 def compare_runs(
     runs: Sequence[LoggedRun], baseline: str | None = None, *, mixed_runs: bool = False
-) -> list[tuple[str, Comparison | None, str]]:
+) -> list[ComparedEvaluation]:
     """Compare the runs by each evaluation that two finished ones have.
-
-    Returns the name of each evaluation, its comparison (None if the runs can't be compared) and the reason for None.
-    Raises ``UserError`` if the user named a baseline, and the runs can't be compared with it.
 
     Args:
         runs: those of the page.
         baseline: name of the arm to compare with; None to choose one.
         mixed_runs: include runs whose launches had different settings.
+
+    Raises:
+        UserError: the user named a baseline, and the runs can't be compared with it.
     """
-    comparisons: list[tuple[str, Comparison | None, str]] = []
+    comparisons: list[ComparedEvaluation] = []
     for name, evaluated in by_evaluation(runs).items():
         finished = [run for run in evaluated if run.get("status") == "finished"]
         if len(finished) < 2:
             continue
         try:
-            comparisons.append((name, compare(finished, baseline=baseline, evaluation=name, mixed_runs=mixed_runs), ""))
+            comparison = compare(finished, baseline=baseline, evaluation=name, mixed_runs=mixed_runs)
+            comparisons.append(ComparedEvaluation(name, comparison))
         except UserError as error:
             if baseline is not None:
                 raise
-            comparisons.append((name, None, str(error)))
+            comparisons.append(ComparedEvaluation(name, None, str(error)))
     if baseline is not None and not comparisons:
         raise UserError("baseline: no evaluation that two finished runs have; leave it out, or add runs")
     return comparisons

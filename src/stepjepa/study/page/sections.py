@@ -5,6 +5,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import spelled
@@ -20,7 +21,15 @@ from stepjepa.study.table import UNKNOWN, Table, formatted, interval
 from stepjepa.study.tables import legend, overview, tables
 
 
-def comparison_section(compared: Sequence[tuple[str, ComparedArms | None, str]]) -> Section:
+class ComparedEvaluation(NamedTuple):
+    """The comparison of the runs that have an evaluation."""
+
+    name: str  # of the evaluation
+    comparison: ComparedArms | None  # None if the runs can't be compared
+    reason: str = ""  # why they can't
+
+
+def comparison_section(compared: Sequence[ComparedEvaluation]) -> Section:
     """Make the section of each comparison: its verdict, a table with its legend, a picture, and all other tables."""
     parts = []
     for name, comparison, reason in compared:
