@@ -147,7 +147,7 @@ def test_an_earlier_analysis_is_kept(
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     assert len(before) == 3
     assert analyze(*flags, "--layer", 1) == 2
-    assert "is there already; name another --output_dir or pass --overwrite" in capsys.readouterr().err
+    assert "already exists; name another --output_dir or pass --overwrite" in capsys.readouterr().err
     # An analysis that fails leaves everything as it was.
     assert analyze(*flags, "--layer", 9, "--overwrite") == 2
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before

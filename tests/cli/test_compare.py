@@ -80,7 +80,7 @@ def test_nothing_is_replaced_unasked(runs, tmp_path, capsys):
     table = tmp_path / "table.txt"
     table.write_text("mine")
     assert compare(*runs, "--output_file", table) == 2
-    assert f"{table}: is there already; name another file or pass --overwrite" in capsys.readouterr().err
+    assert f"{table}: already exists; name another file or pass --overwrite" in capsys.readouterr().err
     assert table.read_text() == "mine"
     assert compare(*runs, "--output_file", table, "--overwrite") == 0
     assert table.read_text(encoding="utf-8").startswith(

@@ -271,7 +271,7 @@ def test_an_output_is_never_replaced_unasked(folder: Path, tmp_path: Path, capsy
     output = tmp_path / "e.npy"
     output.write_text("mine")
     assert embed(folder, "llm", "texts.jsonl", output, "--column", "question") == 2
-    assert "is there already; name another file or pass --overwrite" in capsys.readouterr().err
+    assert "already exists; name another file or pass --overwrite" in capsys.readouterr().err
     with locked(tmp_path / "e.npy"):
         assert embed(folder, "llm", "texts.jsonl", tmp_path / "e.npy", "--column", "question", "--overwrite") == 2
     assert "e.npy: is in use by process" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def test_a_picture_is_written_and_never_over_another(
     assert f"wrote {picture}" in captured.err
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert _inspect(data, "--step_jepa", "--png", str(picture)) == 2
-    assert "is there already; name another file or pass --overwrite" in capsys.readouterr().err
+    assert "already exists; name another file or pass --overwrite" in capsys.readouterr().err
     assert _inspect(data, "--step_jepa", "--png", str(tmp_path / "attention.txt")) == 2
     assert "--png draws .png or .svg; end its name in one of them" in capsys.readouterr().err
 

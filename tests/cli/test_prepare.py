@@ -106,7 +106,7 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     source = write_lines(tmp_path / "raw.jsonl", QUESTION)
     old, link = write_lines(tmp_path / "old.jsonl", {"old": True}), tmp_path / "link.jsonl"
     assert prepare("gsm8k", "--input_file", source, "--output_file", old) == 2
-    assert "old.jsonl: is there already; " in capsys.readouterr().err
+    assert "old.jsonl: already exists; " in capsys.readouterr().err
     link.symlink_to(source)
     for target, flags in ((source, []), (source, ["--overwrite"]), (link, ["--overwrite"])):
         assert prepare("gsm8k", "--input_file", source, "--output_file", target, *flags) == 2
@@ -167,7 +167,7 @@ def test_nl_rx_writes_records_of_its_task(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ("stepmath --output_dir OUT --max_steps 1", "--max_steps: expected 2 (min_steps) to 8, got 1"),
-        ("nl-rx --output_file OUT --size 90000", "--size: expected a size that the grammar has pairs for, got 90000"),
+        ("nl-rx --output_file OUT --size 90000", "--size: the grammar gives only"),
         ("nl-rx --output_file OUT --test_file x", "give both --test_size and --test_file, or neither"),
         ("nl-rx --output_file OUT --test_file OUT --test_size 5", "is both --output_file and --test_file"),
     ],

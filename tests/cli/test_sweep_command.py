@@ -61,8 +61,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train": {"train_file": "nowhere.jsonl"}}, "train.train_file: nowhere.jsonl: no such --train_file"),
     ({"train": {"regular": True}}, "train.regular: --regular and --step_jepa exclude each other"),
     ({"arms": {"a": {"jepa_loss_type": ["l2", "l3"]}}}, "arms.a.jepa_loss_type: argument --jepa_loss_type"),
-    ({"arms": {"a": {"jepa_l2": True}, "b": {"jepa_loss_type": "l2"}}}, "arms.b: 'b' would train the same as 'a'"),
-    ({"arms": {"a": {}, "b": {"jepa_loss_type": "cosine"}}}, "arms.b: 'b' would train the same as 'a'"),
+    ({"arms": {"a": {"jepa_l2": True}, "b": {"jepa_loss_type": "l2"}}}, "arms.b: 'b' has the same settings as 'a'"),
+    ({"arms": {"a": {}, "b": {"jepa_loss_type": "cosine"}}}, "arms.b: 'b' has the same settings as 'a'"),
     ({"evaluate": {"test_file": None}}, "evaluate.test_file: the following arguments are required: --test_file"),
     (
         {"evaluate": {"max_new_tokens": "x"}},

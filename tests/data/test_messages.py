@@ -143,7 +143,7 @@ def test_calls_in_a_row_are_one_turn(names: tuple[str, str]) -> None:
     assert parse_record({"messages": chat}).messages[1] == both | {"weight": 0}
     chat[2]["loss"] = True
     with pytest.raises(
-        UserError, match=r"messages\[2\] and the message before it are one turn, of which one is trained"
+        UserError, match=r"messages\[2\] and the message before it are one turn, and only one of them is trained"
     ):
         parse_record({"messages": chat})
     chat[2]["loss"] = False
@@ -159,7 +159,7 @@ def test_calls_in_a_row_are_one_turn(names: tuple[str, str]) -> None:
         ({"weight": "0"}, r"messages\[1\].weight is '0'; expected 0"),
         ({"weight": 1, "train": False}, "has weight and train, which say different things"),
         ({"loss": 0.25}, r"messages\[1\].loss is '0.25'; expected true or false"),
-        ({"train_detail": [{"begin_offset": 0}]}, "parts of a message can't be trained"),
+        ({"train_detail": [{"begin_offset": 0}]}, "a message can't be trained in parts"),
         (
             {"content": [{"type": "image_url", "image_url": "x"}]},
             r"content\[0\] is a part of type 'image_url'; expected",
@@ -181,7 +181,7 @@ def test_calls_in_a_row_are_one_turn(names: tuple[str, str]) -> None:
         ),
         ({"role": "bing"}, r"the role of messages\[1\] is 'bing'; expected one of system, .*, tool; rename it"),
         ({"role": 3}, r"messages\[1\] is .*; expected 'role', one of system"),
-        ({"images": ["x.png"]}, r"'messages\[1\].images' is other input than text"),
+        ({"images": ["x.png"]}, r"'messages\[1\].images' holds images, videos or sounds"),
         ({"reasoning_content": "s", "thinking": "t"}, "both reasoning_content and thinking, which are one field"),
         ({"thinking": 3}, r"messages\[1\].thinking is '3'; expected a text"),
         ({"tool_calls": [{"name": ""}]}, r"messages\[1\].tool_calls\[0\] is .*; expected \{'type': 'function'"),
@@ -218,7 +218,7 @@ def test_errors_of_an_answer(answer: dict[str, Any], message: str) -> None:
         ({"messages": [USER, ASSISTANT], "tools": [{"type": "x"}]}, r"tools\[0\] is .*; expected"),
         ({"messages": [USER, ASSISTANT], "chat_template_kwargs": [1]}, "expected an object, the variables"),
         ({"messages": [USER, ASSISTANT], "chat_template_kwargs": {"tools": []}}, "can't set 'tools'"),
-        ({"messages": [USER, ASSISTANT], "images": ["x"]}, "'images' is other input than text"),
+        ({"messages": [USER, ASSISTANT], "images": ["x"]}, "'images' holds images, videos or sounds"),
         ({"messages": [USER, ASSISTANT], "label": False}, "'label' is 'False': it marks answers as wanted or not"),
         ({"prompt": "q", "completion": "a", "label": "True"}, "'label' is 'True': it marks"),
         ({"prompt": "q", "completion": "a", "kto_tag": True}, "'kto_tag' is 'True': it marks"),

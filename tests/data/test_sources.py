@@ -131,7 +131,11 @@ def test_a_line_that_is_no_json_is_skipped_wherever_it_stands(tmp_path):
 
 WRONG = [
     ("a.json", '{"train": [{"a": 1}], "test": [{"a": 2}]}', r"a\.json: an object with lists under train, test; write"),
-    ("a.json", '{"system": "s", "data": [{"a": 1}]}', r"a\.json: 'system' stands beside the list of records; write it"),
+    (
+        "a.json",
+        '{"system": "s", "data": [{"a": 1}]}',
+        r"a\.json: 'system' is beside the list of records, where it is not read; write it",
+    ),
     ("a.json", '{"a": {"0": 1}, "b": {"0": 2}}', r"a\.json: a table as pandas writes it; write it with to_json"),
     ("a.json", '{"columns": ["a"], "index": [0], "data": [[1]]}', r"a\.json: a table as pandas writes it"),
     ("a.jsonl", '{"a": 1}\n{"a"\n', r"a\.jsonl:2: not valid JSON"),
@@ -160,7 +164,7 @@ WRONG = [
     ("a.json", '{"a":\n1}\n{"a":\n2, "a":3}', r"a\.json:3: has the key 'a' twice"),
     ("a.csv", "a,a\n1,2\n", r"a\.csv:1: the first line must name the columns, each once"),
     ("a.parquet", "PAR1PAR1", r"a\.parquet: no readable Parquet file"),
-    ("a.txt", "x", r"a\.txt: a name that ends in \.jsonl, .* is expected"),
+    ("a.txt", "x", r"a\.txt: expected a name that ends in \.jsonl, .*; convert the file"),
 ]
 
 

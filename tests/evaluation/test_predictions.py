@@ -108,7 +108,7 @@ def test_nothing_is_overwritten_unasked(files, capsys):
     output = [{"index": i, "generated": "Good"} for i in range(3)]
     assert score(files, output) == 0
     assert score(files, output) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     with locked(files / "out.jsonl"):
         assert score(files, output, "--overwrite") == 2
     assert "out.jsonl: is in use by process" in capsys.readouterr().err

@@ -111,7 +111,9 @@ def test_a_folder_that_servers_would_ask_otherwise_is_named(run, tmp_path, capsy
     output = ["--output_file", tmp_path / "b.jsonl"]
     assert main(["evaluate", *map(str, ["--model_path", dated, *given, *output])]) == 0
     printed = capsys.readouterr().err
-    assert "note: programs that serve this folder ask otherwise (line 1: plain apply_chat_template gives '" in printed
+    assert (
+        "note: programs that serve this folder send other prompts (line 1: plain apply_chat_template gives '" in printed
+    )
     assert "'2024<|im_start|>" in printed
 
 

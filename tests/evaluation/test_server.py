@@ -183,7 +183,7 @@ def test_the_begin_of_text_token_is_not_doubled(adds, sent, tokenizer):
     text = prompts._text_for(prompt, ids, made)
     assert text == {"with": prompt, "without": prompt.removeprefix("<|begin_of_text|>")}[sent]
     assert made(text)["input_ids"] == ids
-    with pytest.raises(UserError, match=r"a server that reads the prompt as text gives '.*', where '.*' is asked"):
+    with pytest.raises(UserError, match=r"a server that reads the prompt as text gives '.*' instead of '.*'"):
         prompts._text_for(prompt, [*ids, 5], made)
 
 

@@ -317,4 +317,4 @@ def test_prompts_of_other_ids_and_the_same_text(plain_tokenizer: Any) -> None:
     assert ids != apart
     assert difference(plain_tokenizer, ids, ids) is None
     assert f"'Add.' as {apart}" in str(difference(plain_tokenizer, ids, apart))
-    assert "gives 'A', where 'Add.' is asked" in str(difference(plain_tokenizer, apart[:1], apart))
+    assert "gives 'A' instead of 'Add.'" in str(difference(plain_tokenizer, apart[:1], apart))

@@ -106,8 +106,8 @@ REFUSED = [
     ("lbd: 0.1", "bad-flag: 0.1", "grid.yaml:3: train.bad_flag: unknown argument '--bad_flag=0.1'; did you mean"),
     ("lbd: 0.1", "seed: 3", "grid.yaml:3: train.seed: is set by the sweep itself; leave it out; write 'seeds'"),
     ("lbd: 0.1", "model_name: n", "grid.yaml:3: not valid YAML (the key 'model_name' occurs twice)"),
-    ("predictors: [0, 1]", "a-b: 1\n    a_b: 2", "grid.yaml:8: arms.jepa.a_b: is there twice"),
-    ("predictors: [0, 1]", "p: [0, 0]", "grid.yaml:6: arms.jepa: 'jepa_p0' would train the same as 'jepa_p0'"),
+    ("predictors: [0, 1]", "a-b: 1\n    a_b: 2", "grid.yaml:8: arms.jepa.a_b: is set twice; leave one out"),
+    ("predictors: [0, 1]", "p: [0, 0]", "grid.yaml:6: arms.jepa: 'jepa_p0' has the same settings as 'jepa_p0'"),
     ("predictors: [0, 1]", "predictors: []", "grid.yaml:7: arms.jepa.predictors: an empty list"),
     (
         "seeds: [1, 2]",

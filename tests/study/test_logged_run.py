@@ -50,7 +50,7 @@ def test_an_evaluation_of_another_model_is_noted(tmp_path):
     log(folder)
     (folder / "model.safetensors").write_text("trained on", encoding="utf-8")
     (run,) = read_runs([folder])
-    assert run.notes == ["The evaluation test is of another model than the folder holds; evaluate again."]
+    assert run.notes == ["The evaluation test is of another model than the one in the folder; evaluate again."]
 
 
 def sweep(folder: Path, *names: str, baseline: str = "regular") -> None:

@@ -95,7 +95,7 @@ def test_arms_on_other_texts_are_refused(arms: list[Path]) -> None:
     compare(arms)
     change(arms[3] / "run.json", "fingerprints", "texts", to="b")
     change(arms[3] / "run.json", "data", "train", "sha256", to="d" * 64)
-    with pytest.raises(UserError, match=f"can't be compared with {arms[0]}: its training texts are others"):
+    with pytest.raises(UserError, match=f"can't be compared with {arms[0]}: its training texts differ"):
         compare(arms)
     # Other settings make other texts, and are what the arm is about.
     change(arms[3] / "run.json", "jepa", "max_length", to=77)
@@ -108,7 +108,7 @@ def test_arms_that_began_with_other_weights_are_refused_within_a_seed(arms: list
         change(arm / "run.json", "fingerprints", to={"texts": "a", "weights": str(number % 3)})
     compare(arms)
     change(arms[4] / "run.json", "fingerprints", "weights", to="other")
-    with pytest.raises(UserError, match=f"can't be compared with {arms[1]}: the weights that it began with are others"):
+    with pytest.raises(UserError, match=f"can't be compared with {arms[1]}: its base weights differ"):
         compare(arms)
 
 

@@ -138,7 +138,7 @@ def test_the_command_writes_a_page_and_overwrites_only_when_told(arms, tmp_path,
     assert "<title>6 runs</title>" in target.read_text(encoding="utf-8")
     before = target.read_bytes()
     assert main(given) == 2
-    assert "is there already; name another file or pass --overwrite" in capsys.readouterr().err
+    assert "already exists; name another file or pass --overwrite" in capsys.readouterr().err
     assert main([*given, "--overwrite"]) == 0
     assert target.read_bytes() == before
     assert [path.name for path in target.parent.iterdir()] == ["report.html"]

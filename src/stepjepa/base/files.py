@@ -304,7 +304,7 @@ def check_output_file(path: str | os.PathLike[str], overwrite: bool = False) -> 
     if target.is_dir():
         raise UserError("is a folder; name a file in it", path=target)
     if target.exists() and not overwrite:
-        raise UserError("is there already; name another file or pass `overwrite`", path=target)
+        raise UserError("already exists; name another file or pass `overwrite`", path=target)
     check_writable(target)
     return target
 

@@ -1,4 +1,4 @@
-"""JSON objects: their type, and parsers that find repeated keys, of which ``json.loads`` silently takes the last."""
+"""JSON objects: their type, and parsers that notice repeated keys, where ``json.loads`` silently keeps the last."""
 
 import json
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ def is_main_process() -> bool:
 
 def started_together() -> int:
     """Return the number of processes of torchrun or accelerate; 1 without them."""
-    # Without a local rank it is the number of a cluster's machines, of which each may run one process.
+    # Without a local rank, WORLD_SIZE may be the number of a cluster's machines, each with one process.
     return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
 
 

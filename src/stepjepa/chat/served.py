@@ -80,7 +80,7 @@ def difference(
         ends = [
             f"{end} as {list(ids[begin : begin + 2 * _AROUND])}" for end, ids in zip(ends, (served, asked), strict=True)
         ]
-    return f"{server} gives {ends[0]}, where {ends[1]} is asked"
+    return f"{server} gives {ends[0]} instead of {ends[1]}"
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

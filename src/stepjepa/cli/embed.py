@@ -34,7 +34,7 @@ class EmbedFlags:
     )
     overwrite: bool = option(False, "let --output_file replace a file", group="files")
     column: str | None = option(
-        None, "column of the texts (records: 'messages' or what training reads)", metavar="NAME", group="files"
+        None, "column of the texts (by default whole records, as training reads them)", metavar="NAME", group="files"
     )
     id_column: str | None = option(None, "column that becomes 'id' in a Parquet file", metavar="NAME", group="files")
     side: Literal["source", "target"] = option(

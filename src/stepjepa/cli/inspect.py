@@ -57,7 +57,7 @@ def inspect(args: argparse.Namespace) -> JsonObject:
 
 
 def add_flags(parser: Parser) -> None:
-    """Add the flags of data, of which two are required here, and model."""
+    """Add the flags of records, model and objective; training file and model are required."""
     add_records_model_objective(parser)
     parser.required += ["train_file", "model_name"]
 

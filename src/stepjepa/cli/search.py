@@ -42,7 +42,7 @@ class SearchFlags:
         metavar="NAME",
         only_with="queries",
     )
-    k: int = option(10, "most texts for a query", allowed=FROM_ONE, group="search")
+    k: int = option(10, "maximum number of texts per query", allowed=FROM_ONE, group="search")
     side: Literal["target", "source"] = option(
         "target", "the side of the corpus; queries are on the other one", group="search"
     )
@@ -94,7 +94,7 @@ def _check_files(args: argparse.Namespace) -> None:
     if args.output_file is not None:
         output = check_output_file(args.output_file, args.overwrite)
         if output.suffix != ".jsonl":
-            raise UserError("`output_file` is of JSON lines; end its name in .jsonl", path=output)
+            raise UserError("`output_file` holds JSON lines; end its name in .jsonl", path=output)
         for name in filter(None, (args.corpus, args.queries)):
             if output.resolve() == Path(name).resolve():
                 raise UserError("`output_file` is a file of texts to be read; name another", path=output)

@@ -40,7 +40,7 @@ GroupBy = Literal["prompt"]
 """The common property of records that are drawn together."""
 
 PASSED_OBJECTS = ("model", "tokenizer", "train_dataset", "eval_dataset", "objective")
-"""Arguments of :func:`stepjepa.run` that take objects; in the file of a run folder a description stands for each."""
+"""Arguments of :func:`stepjepa.run` that take objects; the file of a run folder has a description of each."""
 
 
 _OBJECTS_OF_NAMES = {
@@ -55,7 +55,7 @@ EXCLUSIVE = (
     *(("train_file", "data_file", "dataset"), ("data_file", "eval_file"), ("no_cache", "cache_dir")),
     *(("load_in_4bit", "load_in_8bit"), ("plain", "chat_template")),
 )
-"""Settings of which at most one can be set."""
+"""Groups of settings that exclude each other."""
 
 _data = partial(option, group="data")
 _model = partial(option, group="model")
@@ -115,7 +115,7 @@ class RunConfig:
     )
     split_by: Literal["question", "record"] = _data(
         "question",
-        "record: draw held-out records one by one, as 0.2.0 did, equal questions on both sides",
+        "question: equal questions are on one side; record: draw held-out records one by one, as 0.2.0 did",
         only_with="data_file",
     )
     split_seed: int = _data(42, "seed of the split, or of the mixture", only_with="data_file or dataset_weights")
@@ -143,7 +143,7 @@ class RunConfig:
     )
     eval_retrieval: bool = _answers(
         False,
-        "find held-out answers by their embeddings at every evaluation; eval_retrieval_hits_at_1 and the like",
+        "find held-out answers by their embeddings at every evaluation; logs eval_retrieval_hits_at_1 and the like",
         only_with="eval_file or data_file",
     )
     eval_task: str = _answers("auto", "as `task` of 'stepjepa evaluate'", metavar="NAME")
@@ -159,7 +159,7 @@ class RunConfig:
     batch_size: int = _run(4, "records per micro-batch", names=("per_device_train_batch_size",), allowed=FROM_ONE)
     group_by: GroupBy | None = _run(
         None,
-        "draw records with one prompt, or a long beginning of it, together; it is computed once a micro-batch then",
+        "draw records together that share a prompt, or a long beginning of one; it is computed once a micro-batch",
     )
     grad_accum: int = _run(4, "micro-batches a step", names=("gradient_accumulation_steps",), allowed=FROM_ONE)
     learning_rate: float = _run(2e-5, "peak learning rate", metavar="LR", allowed=FROM_ZERO)

@@ -144,7 +144,9 @@ def _rows_of(value: object, path: Path) -> list[object]:
         fault = f"an object with lists under {', '.join(rows)}; write the one that is meant to a file of its own"
         raise UserError(fault, path=path)
     if shared := [name for name in (*SYSTEM, *TOOLS) if not is_absent(value.get(name))]:
-        raise UserError(f"'{shared[0]}' stands beside the list of records; write it into each of them", path=path)
+        raise UserError(
+            f"'{shared[0]}' is beside the list of records, where it is not read; write it into each record", path=path
+        )
     return list(*rows.values())
 
 
@@ -211,7 +213,7 @@ def _read_parquet(path: Path, wrong: Wrong) -> Rows:
 
 
 def _repeated_field(fields: Iterable[Any]) -> str | None:
-    """Return a name that two fields of an Arrow schema or struct have, of which a row would hold the last alone."""
+    """Return a name that two fields of an Arrow schema or struct share, so that a row would hold only the second."""
     import pyarrow
 
     names = set[str]()

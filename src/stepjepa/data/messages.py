@@ -190,7 +190,9 @@ def join_calls(before: JsonObject, call: JsonObject, name: str) -> JsonObject:
         UserError: only one of the two is trained, or the call has a thought of its own.
     """
     if before.get("weight") != call.get("weight"):
-        raise UserError(f"{name} and the message before it are one turn, of which one is trained; give both one weight")
+        raise UserError(
+            f"{name} and the message before it are one turn, and only one of them is trained; give both the same weight"
+        )
     if "reasoning_content" in call:
         raise UserError(f"{name}.reasoning_content: the turn begins with the message before it; move the thought there")
     return {**before, "tool_calls": [*before.get("tool_calls", ()), *call["tool_calls"]]}
@@ -205,7 +207,7 @@ def _is_read(turn: Mapping[str, object], key: str) -> bool:
 
 
 def _check_no_other_weight(turn: Mapping[str, object], unread: Sequence[str], name: str) -> None:
-    """Raise UserError for a key that says in a form of its own whether the message is trained."""
+    """Raise UserError for a key that is not read and seems to say whether the message is trained, as ``mask: true``."""
     for key in filter(turn.__contains__, unread):  # without those of its tool calls
         is_mark = not isinstance(turn[key], str) or str(turn[key]).strip().lower() in {"true", "false", "0", "1"}
         if is_mark and not _OF_TRAINING.isdisjoint(key.lower().split("_")):
@@ -290,7 +292,7 @@ def _reasoning(turn: Mapping[str, object], name: str) -> str | None:
 def _weight(turn: Mapping[str, object], role: str, name: str) -> int | None:
     """Return 1 for a message marked as trained, 0 for one marked as context, None for an unmarked one."""
     if not is_absent(turn.get("train_detail")):
-        raise UserError(f"{name}.train_detail: parts of a message can't be trained; remove it, or the record")
+        raise UserError(f"{name}.train_detail: a message can't be trained in parts; remove it, or the record")
     weights: dict[str, int] = {}
     for key in WEIGHTS:
         value = turn.get(key)
@@ -428,4 +430,6 @@ def check_text_only(fields: Mapping[str, object], of: str = "") -> None:
     """Raise UserError for a row or a message (``of``) with images, videos or sounds."""
     for name in MEDIA.intersection(fields):
         if not is_absent(fields[name]):
-            raise UserError(f"'{of}{name}' is other input than text, which is not trained on; remove it, or the record")
+            raise UserError(
+                f"'{of}{name}' holds images, videos or sounds, and only text is trained on; remove it, or the record"
+            )

@@ -187,7 +187,7 @@ def describe_unused(records: Iterable[Record], *, extra: bool = True) -> list[st
     for record in records:
         names.update(dict.fromkeys(record.unused))
         if extra:
-            # Of a file that ``stepjepa prepare`` wrote, the user knows nothing of its further fields.
+            # The further fields of a file that ``stepjepa prepare`` wrote are not the user's own.
             known = READ_LATER | (PREPARED if "total_steps" in record.extra else frozenset())
             fields = (key for key, value in record.extra.items() if key not in known and not is_absent(value))
             names.update(dict.fromkeys(map(str, fields)))

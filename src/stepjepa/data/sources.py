@@ -43,7 +43,7 @@ def read_rows(
         raise UserError(f"`{'subset' if split is None else 'split'}` does nothing with a file; leave it out", path=path)
     file = existing_file(path, "raw file")
     if file.suffix.lower() not in FORMATS:
-        raise UserError(f"a name that ends in {', '.join(FORMATS)} is expected; convert it", path=file)
+        raise UserError(f"expected a name that ends in {', '.join(FORMATS)}; convert the file", path=file)
     return FORMATS[file.suffix.lower()](file, (bad or BadRecords()).note)
 
 

@@ -39,7 +39,7 @@ class Summariser:
 
     @property
     def source(self) -> str:
-        """The name of the records' file, for messages: a tokenised record knows its line alone."""
+        """The name of the records' file, for messages; a tokenised record holds only its line number."""
         return next(iter(self._paths)) if len(self._paths) == 1 else "<several files>"
 
     @property

@@ -66,7 +66,7 @@ def read_texts(
         bad.note(RowError(problem, *remedies, path=path, line=line), line)
     bad.tell()
     if not texts:
-        raise UserError(f"holds no texts{' that are not skipped' if bad.count else ''}; add at least one", path=path)
+        raise UserError(f"holds no texts{' besides skipped lines' if bad.count else ''}; add at least one", path=path)
     return texts
 
 
@@ -141,7 +141,7 @@ def _stored_vectors(file: Path, digest: str) -> NDArray[np.float32] | None:
                 return np.asarray(stored.get_tensor("vectors"))
     except (SafetensorError, OSError):
         raise UserError(fault, path=file) from None
-    note(f"{file} is of another model or corpus; it is written again")
+    note(f"{file} has the embeddings of another model or corpus; it is written again")
     return None
 
 

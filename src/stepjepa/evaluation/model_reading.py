@@ -70,7 +70,7 @@ class ReadingSettings:
             )
         if self.system_prompt is not None:
             if not jepa.reads_system_prompt:
-                fault = "`system_prompt` does nothing: the model reads questions by themselves, without a system prompt"
+                fault = "`system_prompt` does nothing: the model reads each question alone, without a system prompt"
                 raise UserError(f"{fault}; leave it out")
             jepa.system_prompt = self.system_prompt
         return jepa

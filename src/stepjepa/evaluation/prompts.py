@@ -133,7 +133,10 @@ def notes_on_prompts(
             fault = str(error)
         if fault is not None:
             remedy = "'stepjepa export' of a run writes a folder whose template gives the prompts of training"
-            return [*notes, f"programs that serve this folder ask otherwise (line {record.line}: {fault}); {remedy}"]
+            return [
+                *notes,
+                f"programs that serve this folder send other prompts (line {record.line}: {fault}); {remedy}",
+            ]
     return notes
 
 

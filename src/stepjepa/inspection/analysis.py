@@ -97,7 +97,7 @@ def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     files = output_files(settings.output_dir)
     existing = [file for file in files if file.exists()]
     if existing and not settings.overwrite:
-        raise UserError("is there already; name another `output_dir` or pass `overwrite`", path=existing[0])
+        raise UserError("already exists; name another `output_dir` or pass `overwrite`", path=existing[0])
     # Before records are read, which may take minutes.
     for path in settings.model_path:
         check_trained(path)

@@ -48,7 +48,7 @@ class TokenInfo:
     label_texts: list[str] = field(default_factory=list)
     # Embeddings that are read here, such as 'source 1' for the source of pair 1.
     readouts: list[str] = field(default_factory=list)
-    # For each of them the number of tokens, of which this is the last, whose states it averages.
+    # For each of them the number of tokens whose states it averages; this token is the last of these.
     averaged: list[int] = field(default_factory=list)
 
 
@@ -187,7 +187,7 @@ def _view_texts(pair: Pair, tokenizer: PreTrainedTokenizerBase, predictors: Ids,
 
 
 def _why_left_out(record: Record, tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
-    """Return the error message for a record of which nothing is trained."""
+    """Return the error message for a record that is not trained at all."""
     fault = f"the record has more tokens than max_length {config.max_length}"
     cut = replace(config, over_length="truncate", require_pairs=False)
     if config.over_length == "skip" and RecordTokenizer(tokenizer, cut).tokenize([record]):
@@ -299,7 +299,7 @@ def _kind(sequence: TokenSequence) -> str:
 
 
 def _describe_sequence(sequence: TokenSequence, name: str, path: Sequence[int], shared: int) -> SequenceInfo:
-    """Describe a sequence whose tokens are at ``path``, of which ``shared`` ones belong to other sequences, too."""
+    """Describe a sequence by the places of its tokens; ``shared`` of them belong to other sequences, too."""
     runs = np.split(path, np.flatnonzero(np.diff(path) != 1) + 1)
     ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs)
     return SequenceInfo(name, _kind(sequence), len(path), shared, ranges)

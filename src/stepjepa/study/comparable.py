@@ -37,7 +37,7 @@ def check_comparable(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> 
             if not (only and own is None) and not (same_texts and key in DATA)
         ]
         if not differences and run.indices != first.indices:
-            differences = ["they were not asked the same examples"]
+            differences = ["it was evaluated on other examples"]
         if differences:
             raise _incomparable(run, first, differences[0])
     if not only:
@@ -51,9 +51,9 @@ def _check_same_start(runs: Sequence[EvaluatedRun]) -> None:
             if other.seed != run.seed:
                 continue
             if _differ(run.fingerprints.texts, other.fingerprints.texts) and _alike(run, other, _TEXT_SETTINGS):
-                raise _incomparable(run, other, "its training texts are others, by columns, template, records or order")
+                raise _incomparable(run, other, "its training texts differ, by columns, template, records or order")
             if _differ(run.fingerprints.weights, other.fingerprints.weights) and _alike(run, other, _WEIGHT_SETTINGS):
-                raise _incomparable(run, other, "the weights that it began with are others")
+                raise _incomparable(run, other, "its base weights differ")
 
 
 _WEIGHT_SETTINGS = ("model", "pretrain", "quantized")

@@ -174,7 +174,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
     file = _summary_file(path, evaluation)
     values = read_json_object(file, "summary of an evaluation", _EVALUATE_AGAIN)
     if is_of_another_model(path, values):
-        raise UserError(f"is of another model than the folder holds now; {_EVALUATE_AGAIN}", path=file)
+        raise UserError(f"is of another model than the one in the folder; {_EVALUATE_AGAIN}", path=file)
     results = _required(path, "results", record.results)
     training = _required(path, "training", record.training)
     summary = from_json(_Summary, values, Origin(file, _EVALUATE_AGAIN))

@@ -108,7 +108,7 @@ def _flags(source: Path, command: str, values: object, *keys: str) -> Flags:
             hint = "; write 'seeds'" if name.endswith("seed") else ""
             raise _error(source, f"is set by the sweep itself; leave it out{hint}", *keys, name)
         if name in flags:
-            raise _error(source, "is there twice", *keys, name)
+            raise _error(source, "is set twice; leave one out", *keys, name)
         flags[name] = value
     return flags
 
@@ -149,7 +149,7 @@ def expand(grid: Grid, read_train: ReadTrain, read_evaluate: ReadEvaluate) -> li
             # Some file systems ignore case.
             same = (name for name in settings if settings[name] == train or name.casefold() == label.casefold())
             if (earlier := next(same, None)) is not None:
-                fault = f"'{label}' would train the same as '{earlier}', or be called the same; leave one out"
+                fault = f"'{label}' has the same settings as '{earlier}', or the same name; leave one out"
                 raise _error(grid.source, fault, "arms", arm)
             settings[label] = train
             trials += [

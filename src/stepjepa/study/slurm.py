@@ -131,7 +131,7 @@ class Slurm:
         ids = [file.name.removesuffix("_submitted.pkl") for file in self._files.glob("*_submitted.pkl")]
         if running := [job.job_id for job in [job_class(self._files, job_id) for job_id in ids] if not job.done()]:
             fault = f"jobs of an earlier start have not ended ({', '.join(sorted(running)[:5])}); wait, or scancel them"
-            raise UserError(f"{fault}; remove the folder if the cluster no longer knows them", path=self._files)
+            raise UserError(f"{fault}; if the cluster has lost them, remove the folder", path=self._files)
         for trial in trials:
             # A failed trial that is submitted again is not failed any more.
             if folder.read_record(trial):

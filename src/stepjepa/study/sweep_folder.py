@@ -82,9 +82,7 @@ class SweepFolder:
             UserError: a trial was begun with other flags, or its folder, or the whole one, holds a run of no sweep.
         """
         if (self.path / RUN_FILE).is_file():
-            raise UserError(
-                "is the folder of a run, where a sweep could not be found again; name another", path=self.path
-            )
+            raise UserError("is the folder of a run; name a folder for the sweep alone", path=self.path)
         return {trial.name: self._state(trial) for trial in trials}
 
     def _state(self, trial: Trial) -> str:

@@ -1,1 +1,1 @@
-"""The data sets that the toolkit knows: how their records are made, prompted and scored."""
+"""Tasks: how the records of each data set are made, prompted and scored."""

@@ -158,8 +158,8 @@ def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str
     def take(number: int, name: str, avoid: set[str]) -> list[tuple[str, str]]:
         chosen = list(islice((pair for pair in pairs if pair[1] not in avoid), number))
         if len(chosen) < number:
-            fault = f"{name}: expected a size that the grammar has pairs for, got {number}, and it has {len(chosen)}"
-            raise UserError(fault)
+            fault = f"{name}: the grammar gives only {len(chosen)} pairs, and {number} were asked for"
+            raise UserError(f"{fault}; ask for fewer")
         return chosen
 
     test = take(test_size, "test_size", set())

@@ -160,7 +160,7 @@ def _draw_records(
         chains.add(chain)
         failures = 0
     if len(records) < size:
-        fault = f"{name}: expected a size that this difficulty has problems for, got {size}, and it has {len(records)}"
+        fault = f"{name}: this difficulty gives only {len(records)} different problems, and {size} were asked for"
         raise UserError(f"{fault}; ask for fewer, or allow more steps or larger numbers")
     return list(records.values()), chains
 

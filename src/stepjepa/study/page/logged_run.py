@@ -78,7 +78,7 @@ def _read_evaluations(run: LoggedRun) -> None:
             run.notes.append(f"An evaluation is skipped: {fault}.")
             continue
         if is_of_another_model(run.folder, run.evaluations[name]):
-            run.notes.append(f"The evaluation {name} is of another model than the folder holds; evaluate again.")
+            run.notes.append(f"The evaluation {name} is of another model than the one in the folder; evaluate again.")
 
 
 def by_evaluation(runs: Sequence[LoggedRun]) -> dict[str, list[LoggedRun]]:
