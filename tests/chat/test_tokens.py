@@ -234,6 +234,20 @@ def test_turns_are_prompt_and_whole_by_themselves(real_tokenizer: Callable[..., 
     assert 7 < apart < 204
 
 
+def test_pieces_that_are_forgotten_are_tokenised_again(trained_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepjepa.chat.tokens._MOST_PIECES", 3)
+    texts = [f"<|im_start|>user\n{word}<|im_end|>\n" for word in ("one", "two", "three", "two", "one")]
+    tokenizer = TextTokenizer(trained_tokenizer)
+    for text in texts:
+        (by_pieces,) = tokenizer([text], [()])
+        assert by_pieces.ids.tolist() == trained_tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert len(by_pieces.pieces) == 2 and len(tokenizer._known) <= 3
+    # More pieces at once than are remembered.
+    assert [text.ids.tolist() for text in tokenizer(texts, [()] * len(texts))] == [
+        trained_tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts
+    ]
+
+
 def test_the_tokenizers_own_settings_hold_and_its_own_methods_are_called(trained_tokenizer: Any) -> None:
     texts, tokenizer = ["one two three four", "five <|im_end|> six", ""], copy.deepcopy(trained_tokenizer)
     wanted = [piece.ids.tolist() for piece in _tokenize(trained_tokenizer, texts)]

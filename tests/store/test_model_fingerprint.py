@@ -1,0 +1,37 @@
+"""Fingerprints of model folders: of large files only some chunks are read, the first and the last among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepjepa.store import fingerprint
+from stepjepa.store.fingerprint import model_fingerprint
+
+
+def changed(folder: Path, content: bytes, place: int) -> str:
+    """The fingerprint of a folder one byte of whose weights is another."""
+    (folder / "model.safetensors").write_bytes(content[:place] + b"x" + content[place + 1 :])
+    return model_fingerprint(folder)
+
+
+def test_of_a_large_file_evenly_spaced_chunks_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "_CHUNK", 2)
+    monkeypatch.setattr(fingerprint, "_CHUNKS", 4)
+    small, large = b"abcdefg", b"abcdefghijklmnopqrstuvw"  # 7 bytes are read as a whole, of 23 those from 0, 7, 14, 21
+    (tmp_path / "model.safetensors").write_bytes(small)
+    whole = model_fingerprint(tmp_path)
+    assert all(changed(tmp_path, small, place) != whole for place in range(len(small)))
+    (tmp_path / "model.safetensors").write_bytes(large)
+    whole = model_fingerprint(tmp_path)
+    noticed = [place for place in range(len(large)) if changed(tmp_path, large, place) != whole]
+    assert noticed == [0, 1, 7, 8, 14, 15, 21, 22]
+    # The size counts, too.
+    (tmp_path / "model.safetensors").write_bytes(large[:14] + b"-" + large[14:])
+    assert model_fingerprint(tmp_path) != whole
+
+
+def test_an_adapter_that_names_itself_as_its_base_has_no_other(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{tmp_path}"}}', encoding="utf-8")
+    assert len(model_fingerprint(tmp_path)) == 64
