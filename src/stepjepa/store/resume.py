@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import json_at
@@ -157,41 +158,56 @@ def _launches_until(launches: Sequence[Launch], steps: int | None) -> list[Launc
     return reached
 
 
+class _SpelledChange(NamedTuple):
+    """A change for a message."""
+
+    setting: str  # the setting that changed, as a user spells it
+    text: str  # the setting with both values; or with :data:`_CONTENTS` where the record has only hashes of them
+
+
+_CONTENTS = ": contents"
+
+
 def _as_spelled(changes: Iterable[Change], now: RunRecord) -> list[str]:
-    """Describe changes by the settings that a user spells, old -> new, each setting once; hashes are left out."""
-    words: dict[str, str] = {}
+    """Describe changes by the settings that a user spells, each setting once."""
+    texts: dict[str, str] = {}
     for change in changes:
-        part, _, inner = change.name.partition(".")
-        field, _, key = inner.partition(".")
-        setting = SPELLED.get(f"{part}.{field}" if field else part) or f"`{field or part}`"
-        if change.name in FINGERPRINTED.values():
-            words[change.name] = change.name
-        elif part == "objective":
-            words["`objective`"] = "`objective`"
-        elif name := _split_setting(key, now.data.get(field) if part == "data" else None):
-            # A split that was recorded without this is one by record.
-            usual = "record" if key == "split_by" else None
-            before, after = (usual if value is None else value for value in (change.before, change.now))
-            words[name] = str(Change(name=name, before=before, now=after))
-        elif part == "data":
-            setting = _data_setting(field, now.data.get(field))
-            words.setdefault(setting, f"{setting}: contents")
-            if key == "file":
-                words[setting] = str(replace(change, name=setting))
-        elif (part, field) == ("loaded", "chat_template"):
-            words[setting] = f"{setting}: contents"
-        elif part == "lora" and None in (change.before, change.now):
-            words["`lora`"] = f"`lora`: {change.before is not None} -> {change.now is not None}"
-        else:
-            setting = " ".join(filter(None, (setting, key)))
-            words[setting] = str(replace(change, name=setting))
-    return list(words.values())
+        setting, text = _spelled(change, now)
+        # The names of two files say more than that their contents differ.
+        if setting not in texts or not text.endswith(_CONTENTS):
+            texts[setting] = text
+    return list(texts.values())
 
 
-def _split_setting(key: str, source: Source | None) -> str | None:
-    """Return the setting of the split of a file that a field of its record is; None for other fields."""
+def _spelled(change: Change, now: RunRecord) -> _SpelledChange:
+    """Describe a change of a field of the record, ``part.field.key``, or of a fingerprint."""
+    part, _, inner = change.name.partition(".")
+    field, _, key = inner.partition(".")
+    if change.name in FINGERPRINTED.values():
+        return _SpelledChange(change.name, change.name)
+    if part == "objective":
+        return _SpelledChange("`objective`", "`objective`")
+    if part == "data":
+        return _spelled_data(change, field, key, now.data.get(field))
+    setting = SPELLED.get(f"{part}.{field}" if field else part) or f"`{field or part}`"
+    if (part, field) == ("loaded", "chat_template"):
+        return _SpelledChange(setting, setting + _CONTENTS)
+    if part == "lora" and None in (change.before, change.now):
+        return _SpelledChange("`lora`", f"`lora`: {change.before is not None} -> {change.now is not None}")
+    setting = " ".join(filter(None, (setting, key)))
+    return _SpelledChange(setting, str(replace(change, name=setting)))
+
+
+def _spelled_data(change: Change, part: str, key: str, source: Source | None) -> _SpelledChange:
+    """Describe a change of the source of records; ``part`` and ``key`` as in :func:`_spelled`."""
     is_split = source is not None and source.eval_split is not None
-    return f"`{key}`" if is_split and key in ("eval_split", "split_by", "split_seed") else None
+    if is_split and key in ("eval_split", "split_by", "split_seed"):
+        # A split that was recorded without this is one by record.
+        usual = "record" if key == "split_by" else None
+        before, after = (usual if value is None else value for value in (change.before, change.now))
+        return _SpelledChange(f"`{key}`", str(Change(name=f"`{key}`", before=before, now=after)))
+    setting = _data_setting(part, source)
+    return _SpelledChange(setting, str(replace(change, name=setting)) if key == "file" else setting + _CONTENTS)
 
 
 def _data_setting(part: str, source: Source | None) -> str:
