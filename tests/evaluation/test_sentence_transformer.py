@@ -180,7 +180,7 @@ def test_a_prompt_of_sentence_transformers_is_refused_and_not_ignored(tiny_token
     ("flags", "told"),
     [
         (["--system_prompt", "x"], "--system_prompt does nothing without --embeddings"),
-        (["--embeddings", "--system_prompt", "x"], "--system_prompt does nothing: the model reads questions by"),
+        (["--embeddings", "--system_prompt", "x"], "--system_prompt does nothing: the model reads each question alone"),
     ],
 )
 def test_a_system_prompt_without_effect_is_refused(
