@@ -71,7 +71,10 @@ class Interruptions:
 
 
 def raising() -> Interruptions:
-    """Raise :class:`Stopped` on the first stop request, so that unfinished work is cleaned up."""
+    """Return a context manager that raises :class:`Stopped` on the first stop request.
+
+    Unfinished files are then removed as for any other exception.
+    """
 
     def stop(number: int) -> None:
         raise Stopped(number)

@@ -57,7 +57,8 @@ C = TypeVar("C", bound=type)
 class Details(TypedDict, total=False):
     """Facts about an option beside type, default and help text, as :func:`option` takes them.
 
-    The last five are read by the owners of the option alone: :class:`JepaConfig` and :class:`RunConfig`.
+    The last five have a meaning for some options only: those of ``JepaConfig`` (``affects``, ``views``), of
+    ``RunConfig`` (``moves``, ``launch``) and of ``transformers.TrainingArguments`` (``text``).
     """
 
     group: str
@@ -106,7 +107,7 @@ class Details(TypedDict, total=False):
     """Whether it belongs to one launch, so that the description of a run leaves it out."""
 
     text: bool
-    """Whether a field that takes several values also takes one text (some of ``transformers.TrainingArguments``)."""
+    """Whether a field that takes several values also takes one text."""
 
 
 class About(Details, total=False):

@@ -313,7 +313,7 @@ class RunConfig:
             note: is called with one line about a setting that has no effect, but is common in published commands.
 
         Raises:
-            UserError: a name is unknown or stands twice, or see :class:`RunConfig`.
+            UserError: a name is unknown or occurs twice, or see :class:`RunConfig`.
         """
         settings: JsonObject = {}
         objects, trainer = {}, {}
@@ -372,7 +372,7 @@ def read_flat(path: str | os.PathLike[str]) -> JsonObject:
     """Read the lines of a YAML file as settings by the names of their flags, with underscores; nothing is checked yet.
 
     Raises:
-        UserError: it is no YAML of ``name: value`` lines, or a name stands twice.
+        UserError: it is no YAML of ``name: value`` lines, or a name occurs twice.
     """
     file = existing_file(path, "configuration file")
     values = read_yaml(file)

@@ -1,4 +1,4 @@
-"""Hashes of questions, by which an evaluation knows those that were trained on."""
+"""Hashes of questions, by which an evaluation recognises questions that were trained on; drawing held-out ones."""
 
 from __future__ import annotations
 

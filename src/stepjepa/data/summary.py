@@ -12,7 +12,7 @@ class RecordSummary:
 
     Attributes:
         sha256: a hash of their contents, as ``records_fingerprint`` computes it.
-        system_prompts: the ten most frequent ones; None stands for records without one.
+        system_prompts: the ten most frequent ones; None for records without one.
         questions: 64-bit hashes of their questions, by the names of ``questions.FORMS``. They are integers, since a
             set of texts takes a hundred bytes for each.
     """
