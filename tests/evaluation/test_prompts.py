@@ -129,7 +129,7 @@ def test_a_prompt_that_a_server_would_tokenise_otherwise_is_refused_and_shows_wh
         rendered_prompts({0: record}, tokenizer)
     output = str(refused.value)
     assert "a server that reads the prompt as text gives '<|im_end|><|im_start|>" in output
-    assert "where '<|im_start|>" in output
+    assert "instead of '<|im_start|>" in output
     assert "leave `completions` out, so that messages are sent" in output
 
 

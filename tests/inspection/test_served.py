@@ -232,7 +232,7 @@ def test_variables_of_the_run_that_are_not_saved(subject: Any) -> None:
     made = subject(template, TWO_TURNS, chat_template_kwargs={"quick": True})
     assert check_served_folder(made).startswith("2 turns")
     made.tokenizer.chat_template = template
-    fails(made, "assistant\\n', where '")
+    fails(made, "assistant\\n' instead of '")
 
 
 def test_a_stop_token_that_is_not_saved(subject: Any, monkeypatch: Any) -> None:
