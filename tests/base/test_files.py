@@ -199,7 +199,7 @@ def test_an_output_file_is_made_by_one_process_at_a_time(tmp_path: Path) -> None
         with pytest.raises(UserError, match=r"out.npy: is in use by process \d+ on "), claimed_output(file):
             pass
         file.touch()
-    with pytest.raises(UserError, match=r"out.npy: is there already; "), claimed_output(file):
+    with pytest.raises(UserError, match=r"out.npy: already exists; "), claimed_output(file):
         pass
     with claimed_output(file, overwrite=True) as target:
         assert target == file
@@ -216,7 +216,7 @@ def test_a_file_that_another_process_has_made_meanwhile_stays(tmp_path: Path, mo
         yield
 
     monkeypatch.setattr(files, "locked", waiting)
-    with pytest.raises(UserError, match="is there already"), claimed_output(tmp_path / "out.npy"):
+    with pytest.raises(UserError, match="already exists"), claimed_output(tmp_path / "out.npy"):
         pass
     assert (tmp_path / "out.npy").read_text() == "theirs"
 
