@@ -29,7 +29,6 @@ import torch
 from collect import trained, trials
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import Ridge
 from splits import SETS, SHARED, read_splits
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -39,6 +38,7 @@ from stepjepa.base.files import atomic_write
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.sources import read_records
+from stepjepa.evaluation.linear_map import PENALTIES, fit_linear_maps
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right
 from stepjepa.evaluation.run import embed_views
@@ -59,9 +59,6 @@ TRIED = 1000
 """Training records that the maps are fitted on while readouts are compared."""
 LAYOUTS = ("separate", "branched")
 POOLINGS = ("last", "mean")
-STRENGTHS = (1e-6, 1e-4, 1e-2, 1.0)
-"""Penalties of the ridge regression, over the mean variance of the sources."""
-
 Matrix = NDArray[np.float32]
 Sides = tuple[Matrix, Matrix]
 """Sources and targets ``[N, D]`` of some records."""
@@ -247,12 +244,6 @@ def centre(matrix: Matrix, readout: Readout) -> Matrix:
     return matrix - matrix.mean(0) if readout.centred else matrix
 
 
-def fit(source: Matrix, target: Matrix, strength: float) -> Ridge:
-    """A linear map from sources to targets."""
-    penalty = strength * float(((source - source.mean(0)) ** 2).sum(0).mean())
-    return Ridge(alpha=penalty).fit(source.astype(np.float64), target.astype(np.float64))
-
-
 def without_objective(
     about: dict[str, Any], embed: Embed, train: Sequence[Record], test: Asked
 ) -> list[dict[str, Any]]:
@@ -275,7 +266,7 @@ def without_objective(
                 source, target = (centre(side, readout) for side in sides)
                 best.append((reciprocal_rank(source, target, chosen), readout))
             readout = Readout(layout, layer, pooling, centred=False)
-            for strength in STRENGTHS:
+            for strength in PENALTIES:
                 predicted, true = mapped_sides(tried[layer, pooling], sides, strength)
                 mapped.append((reciprocal_rank(predicted, true, chosen), readout, strength))
     _, readout = max(best)
@@ -289,9 +280,8 @@ def without_objective(
 
 def mapped_sides(known: tuple[Matrix, Matrix], new: tuple[Matrix, Matrix], strength: float) -> tuple[Matrix, Matrix]:
     """Predicted and true targets ``[N, D]`` of new pairs, both centred, by a map that is fitted on known pairs."""
-    # A regression predicts the mean target where it knows nothing.
-    mean = known[1].mean(0)
-    return fit(*known, strength).predict(new[0]) - mean, new[1] - mean
+    (linear_map,) = fit_linear_maps(*known, [strength])
+    return linear_map(*new)
 
 
 def at_layers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, layers: Sequence[int] | None) -> Embed:
@@ -323,7 +313,7 @@ def of_run(
     parts = slice(None, -test.data.chosen), slice(-test.data.chosen, None)
     fitted, held_out = ((known.source[part], known.target[part]) for part in parts)
     chosen, ranks = asked(test.data, train[parts[1]]), []
-    for strength in STRENGTHS:
+    for strength in PENALTIES:
         predicted, true = mapped_sides(fitted, held_out, strength)
         ranks.append((reciprocal_rank(predicted, true, chosen), strength))
     sides = mapped_sides(fitted, (views.source, views.target), max(ranks)[1])

@@ -284,3 +284,15 @@ def test_retrieval_has_a_table_where_a_run_has_it(tmp_path):
     readout = "views llm-jepa, layer -1, pooling last"
     cells = ("12.5% [7.5, 17.5]", "22.5% [17.5, 27.5]", "32.5% [27.5, 37.5]", "42.5% [37.5, 47.5]", "11", "7", readout)
     assert table.rows == [("a", *["–"] * 7), ("b", *cells)]
+
+
+def test_retrieval_behind_a_linear_map_has_a_table_of_its_own(tmp_path):
+    folders = [
+        make_run(tmp_path / name, "110", jepa={"mode": "llm-jepa", "predictors": k}) for k, name in enumerate("ab")
+    ]
+    retrieve(folders[0], 0.125)
+    retrieve(folders[1], 0.125, behind_map=0.75)
+    table = accuracy_section(read_runs(folders)).parts[0]["tables"][2]
+    assert table.title.endswith("behind a linear map, which is fitted on known pairs")
+    cells = (*["75.0% [75.0, 75.0]"] * 4, "11", "7", "views llm-jepa, layer 3, pooling last")
+    assert table.rows == [("a", *["–"] * 7), ("b", *cells)]

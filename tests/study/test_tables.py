@@ -169,7 +169,7 @@ def test_json_holds_every_number(runs):
     assert set(result["headline"]) == {*("n", "mean", "std", "low", "high", "t", "p_greater", "p_two_sided")}
     assert set(result) == {
         *("seeds", "headline", "lenient", "stopped", "holm", "by_example", "by_example_holm"),
-        *("gained_lenient_before", "token_ratio", "flops_ratio", "equal"),
+        *("gained_lenient_before", "token_ratio", "flops_ratio", "equal", "over_linear_map"),
     }
     assert (result["by_example"]["gained"], result["gained_lenient_before"], result["token_ratio"]) == (6, 0, 1.5)
     assert [run["mcnemar"] and run["mcnemar"]["gained"] for run in jepa["runs"]] == [None, 2, 1, 3]
@@ -246,6 +246,34 @@ def test_retrieval_is_compared_over_seeds(runs):
     assert value["retrieval_hits_at_1"]["mean"] == 0.4625
     assert value["difference"]["retrieval_mrr"]["mean"] == pytest.approx(1 / 3)
     assert comparison.table["retrieval_hits_at_1"].tolist() == pytest.approx([0.2, 0.4625])
+
+
+def test_a_linear_map_is_compared_and_is_the_baseline_of_what_is_found_without(runs):
+    hits = dict(zip(runs, (0.1, 0.2, 0.3, 0.5, 0.5, 0.6, 0.25), strict=True))
+    behind = dict(zip(runs, (0.3, 0.4, 0.4, 0.5, 0.7, 0.6, 0.5), strict=True))
+    for run, value in hits.items():
+        retrieve(run, value, behind_map=behind[run])
+    comparison = compare(runs)
+    regular, views = rows_of(tables(comparison)[4])
+    last = "Δ as it is to regular behind the map"
+    # Behind the map .2, .3, .2; as it is, over .3, .4, .4 of regular behind the map, .2, .1, .2: both with a standard
+    # deviation of .0577, so that half an interval is .1434.
+    assert (regular["hits at 1"], views["hits at 1"]) == ("36.67% ± 5.77", "57.50% ± 9.57")
+    assert (regular[last], views["Δ hits at 1"]) == ("–", "+23.33 [+8.99, +37.68]")
+    assert views[last] == "+16.67 [+2.32, +31.01]"
+    assert comparison.retrieval.split("; ")[1:] == [
+        "behind a linear map: regular 36.7%, llm-jepa 57.5% (+23.3 points [+9.0, +37.7])",
+        "as it is, over regular behind the map: llm-jepa (+16.7 points [+2.3, +31.0])",
+    ]
+    value = json.loads(FORMATS["json"](comparison))["arms"][1]
+    assert value["linear_map_mrr"]["mean"] == pytest.approx(0.575)
+    assert value["difference"]["over_linear_map"]["mean"] == pytest.approx(1 / 6)
+    assert comparison.table["linear_map_hits_at_1"].tolist() == pytest.approx([1.1 / 3, 0.575])
+    # One arm with a map is shown beside one without.
+    retrieve(runs[0], 0.1)
+    comparison = compare(runs)
+    assert rows_of(tables(comparison)[4])[0]["hits at 1"] == "–"
+    assert comparison.retrieval.split("; ")[1:] == ["behind a linear map: llm-jepa 57.5%"]
 
 
 def test_a_readout_in_which_arms_with_views_differ_is_a_note(runs):

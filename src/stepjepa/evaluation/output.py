@@ -159,3 +159,9 @@ def retrieval_scores(summary: JsonObject) -> dict[str, JsonObject]:
     """
     retrieval = summary.get("retrieval") or {}
     return {f"retrieval_{name}": retrieval[name] for name in RETRIEVAL if name in retrieval}
+
+
+def linear_map_scores(summary: JsonObject) -> dict[str, JsonObject]:
+    """Return the same of retrieval behind a linear map, named ``linear_map_hits_at_1`` and so on."""
+    mapped = (summary.get("retrieval") or {}).get("linear_map") or {}
+    return {f"linear_map_{name}": mapped[name] for name in RETRIEVAL if name in mapped}

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from stepjepa.config.jepa import JepaConfig
+    from stepjepa.evaluation.mapped_retrieval import MappedRetrieval
     from stepjepa.evaluation.retrieval import Retrieval
+    from stepjepa.objectives.pair_embedding import PairEmbedder
     from stepjepa.objectives.reading import ViewEmbeddings
 
 Loader: TypeAlias = "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]"
@@ -68,9 +70,14 @@ class Evaluation:
         self.system_prompt = None
         if settings.model_path is not None and not (settings.use_test_prompts or settings.plain):
             self.system_prompt = training_system_prompt(settings.model_path)
+        self._map_records: list[Record] = []
+        if settings.linear_map is not None:
+            self.map_bad = BadRecords(settings.bad_records, settings=("bad_records", "columns"))
+            self._map_records = read_records(settings.linear_map, bad=self.map_bad, columns=settings.columns)
         if self.system_prompt is not None:
             records = with_system_prompt(list(self.records.values()), self.system_prompt)
             self.records = dict(zip(self.records, records, strict=True))
+            self._map_records = with_system_prompt(self._map_records, self.system_prompt)
         self._identity = self._make_identity()
         indices = self.records.keys()
         self.output = OutputFile(settings.output_file, indices, self._identity, overwrite=settings.overwrite)
@@ -112,13 +119,18 @@ class Evaluation:
             "prompt": {"system": self.system_prompt, "plain": settings.plain, **columns},
             **{name: getattr(settings, name) for name in ("scoring", "dtype", "quantization", "similarity")},
             # None if it is off, so that an evaluation of an earlier version counts as the same.
-            "retrieval": {"layer": settings.layer, "pooling": settings.pooling} if settings.retrieval else None,
+            "retrieval": self._retrieval_identity() if settings.retrieval else None,
             # "hf" is the built-in engine, under the name that it had in earlier versions.
             "engine": "server" if settings.serving.server else "hf",
             **(served if settings.serving.server else {}),
             **sampling,
             **(drawn if settings.sampling.temperature > 0 else dict.fromkeys(drawn)),
         }
+
+    def _retrieval_identity(self) -> JsonObject:
+        settings = self.settings
+        identity: JsonObject = {"layer": settings.layer, "pooling": settings.pooling}
+        return identity if settings.linear_map is None else identity | {"linear_map": fingerprint(settings.linear_map)}
 
     def run(self, load: Loader | None = None) -> JsonObject:
         """Generate the missing lines, and write the summary; a finished evaluation does not load the model.
@@ -144,7 +156,7 @@ class Evaluation:
         load = functools.cache(load or self._load)
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
         compared = self._similarity(load) if self.settings.similarity else None
-        retrieval = self._retrieval(load) if self.settings.retrieval else None
+        retrieval, mapped = self._retrieval(load) if self.settings.retrieval else (None, None)
         try:
             seconds = 0.0 if self.output.complete else self._answer(self._engine(load))
         finally:
@@ -153,9 +165,14 @@ class Evaluation:
         if retrieval is not None:
             for index, ranks in zip(self.records, retrieval.of_records(len(self.records)), strict=True):
                 self.output.done[index]["ranks"] = ranks
+        if mapped is not None:
+            for index, ranks in zip(self.records, mapped.retrieval.of_records(len(self.records)), strict=True):
+                self.output.done[index]["linear_map_ranks"] = ranks
         lines = self.output.finish()
         fresh = [line for line in lines if line["index"] not in before]
         ranking = None if retrieval is None else retrieval.summary()
+        if ranking is not None and mapped is not None:
+            ranking["linear_map"] = mapped.summary()
         summary = self._summarise(lines, similarity, ranking) | _cost(fresh, seconds)
         write_json(self.output.summary_file, summary)
         return summary
@@ -205,15 +222,22 @@ class Evaluation:
         config, size = self._similarity_config(), self.settings.batch_size
         return compare_views(*load(), list(self.records.values()), config, batch_size=size)
 
-    def _retrieval(self, load: Loader) -> Retrieval:
-        """Rank the distinct answers of the test file for each question."""
+    def _retrieval(self, load: Loader) -> tuple[Retrieval, MappedRetrieval | None]:
+        """Rank the distinct answers of the test file for each question, and again behind a linear map if there is one.
+
+        The map of a model without a JEPA objective is tried at every layer, unless a readout is named: its training
+        says nothing of where its embeddings are best.
+        """
+        from stepjepa.evaluation.mapped_retrieval import places_to_try, rank_behind_map
         from stepjepa.evaluation.retrieval import answer_names, rank_targets
+        from stepjepa.models.architecture import number_of_layers
         from stepjepa.objectives.reading import embedding_config, has_objective
 
         settings, records, path = self.settings, list(self.records.values()), str(self.settings.model_path)
         readout: JsonObject = {"layer": settings.layer, "pooling": settings.pooling}
         trained = trained_objective(path)
-        if not has_objective(trained) and settings.layer is None and settings.pooling is None:
+        unknown_place = not has_objective(trained) and settings.layer is None and settings.pooling is None
+        if unknown_place:
             # One command evaluates models with an objective and their baseline, which has none.
             readout["pooling"] = "mean"
             note(
@@ -222,8 +246,13 @@ class Evaluation:
             )
         config = embedding_config(trained, path=path, **readout)
         config = replace(config, plain=settings.plain)
-        embeddings = embed_views(*load(), records, config, batch_size=settings.batch_size)
-        return rank_targets(embeddings, answer_names(self.task, records, config), config)
+        names = answer_names(self.task, records, config)
+        embedder = pair_embedder(*load(), config, settings.batch_size)
+        retrieval = rank_targets(embedder(records), names, config)
+        if settings.linear_map is None:
+            return retrieval, None
+        places = places_to_try(config, number_of_layers(load()[0]) if unknown_place else None)
+        return retrieval, rank_behind_map(embedder, self._map_records, records, names, places, file=settings.linear_map)
 
     def _load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         from stepjepa.models.loading import load_for_inference
@@ -291,6 +320,17 @@ def _cost(fresh: Sequence[JsonObject], seconds: float) -> JsonObject:
     }
 
 
+def pair_embedder(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, batch_size: int = EMBEDDED
+) -> PairEmbedder:
+    """Return what embeds the views of the pairs of records; arguments as for :func:`embed_views`."""
+    from stepjepa.objectives.jepa import Jepa
+
+    with renaming_settings({"jepa_layer": "layer"}), raising_user_errors():
+        jepa = Jepa(model, tokenizer, config, device=model.device, processes=1, rows=False, heads=False)
+    return jepa.pair_embedder(batch_size)
+
+
 def embed_views(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -311,11 +351,7 @@ def embed_views(
     Raises:
         UserError: no record has a pair.
     """
-    from stepjepa.objectives.jepa import Jepa
-
-    with renaming_settings({"jepa_layer": "layer"}), raising_user_errors():
-        jepa = Jepa(model, tokenizer, config, device=model.device, processes=1, rows=False, heads=False)
-    return jepa.embed_pairs(records, batch_size=batch_size)
+    return pair_embedder(model, tokenizer, config, batch_size)(records)
 
 
 class ViewComparison(NamedTuple):

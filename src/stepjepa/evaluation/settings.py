@@ -18,6 +18,9 @@ from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
 _SIMILARITY = "add the cosines of matched and shuffled views; needs a run folder"
 _RETRIEVAL = "rank all distinct answers by cosine for each question; how often the right one is nearest"
+_LINEAR_MAP = (
+    "also rank behind a linear map; fitted on the pairs of this file by ridge regression, the model is not trained"
+)
 _LAYER = "index in hidden_states of the embeddings; 0 is the input embeddings, -1 the last (that of training)"
 _POOLING = "take the embedding of the last token, or the mean (that of training)"
 _BAD = "lines that are no valid record: error, or skip them and report how many"
@@ -88,6 +91,7 @@ class EvaluationSettings(ScoringSettings):
     retrieval: bool = option(False, _RETRIEVAL, group="scoring")
     layer: int | None = option(None, _LAYER, group="scoring", only_with="retrieval")
     pooling: Literal["last", "mean"] | None = option(None, _POOLING, group="scoring", only_with="retrieval")
+    linear_map: File | None = option(None, _LINEAR_MAP, group="scoring", only_with="retrieval", metavar="FILE")
     batch_size: int = option(ANSWERED, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
     dtype: Dtype = option("auto", "dtype of the weights", group="generation")

@@ -93,6 +93,10 @@ def _headline(summary: JsonObject) -> Iterator[str]:
     if retrieval := summary.get("retrieval"):
         hits = _score(retrieval["hits_at_1"], retrieval["queries"], "question")
         yield f"nearest answer is right by embeddings: {hits}, among {retrieval['candidates']:,} distinct answers"
+        if mapped := retrieval.get("linear_map"):
+            fitted = f"fitted on {_count(mapped['records'], 'record')} of {mapped['file']}"
+            hits = _score(mapped["hits_at_1"], mapped["queries"], "question")
+            yield f"the same behind a linear map, {fitted}: {hits}"
         if without := retrieval.get("without_pair"):
             yield f"not among these questions: {without}"
     if overlap := describe_trained_on(summary.get("trained_on")):
@@ -124,7 +128,9 @@ def _details(summary: JsonObject) -> Iterator[str]:
     for side in ("right", "wrong"):
         if (cosines := similarity.get(side) or {}).get("n"):
             yield f"cosine of matched views where the answer is {side}: {_spread(cosines)}"
-    yield from _retrieval(summary.get("retrieval") or {})
+    retrieval = summary.get("retrieval") or {}
+    yield from _retrieval(retrieval)
+    yield from _linear_map(retrieval.get("linear_map"))
     if summary.get("gold_loss") is not None:
         tokens = _count(summary["gold_tokens"], "token")
         yield f"LM loss on right answers: {summary['gold_loss']:.4f} nats a token, over {tokens}"
@@ -144,6 +150,16 @@ def _retrieval(retrieval: JsonObject) -> Iterator[str]:
         yield f"nearest answer is the right one in the same words: {of_text['hits_at_1']:.1%}"
     if readout := retrieval.get("readout"):
         yield f"embeddings of retrieval are read at: {describe_readout(readout)}"
+
+
+def _linear_map(mapped: JsonObject | None) -> Iterator[str]:
+    """Yield the figures of retrieval behind a linear map, if there is one, and how it was fitted."""
+    if mapped is None:
+        return
+    yield from (f"behind the linear map, {line}" for line in _retrieval(mapped))
+    yield f"penalty of the linear map: {mapped['penalty']:g}"
+    if left_out := mapped["left_out"]:
+        yield f"not used for the linear map: {_count(left_out, 'record')} whose question is in the test file"
 
 
 def _score(score: JsonObject, n: int, noun: str = "example") -> str:

@@ -34,6 +34,7 @@ from stepjepa.objectives.index import TextIndex
 from stepjepa.objectives.inputs import Chat, EmbedOptions, Inputs, as_questions
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
+from stepjepa.objectives.pair_embedding import PairEmbedder
 from stepjepa.objectives.provenance import Provenance, save_with_record, trained_config
 from stepjepa.objectives.reading import (
     SIDES,
@@ -359,10 +360,12 @@ class Jepa:
         Raises:
             UserError: a record is wrong, no record has a pair, or an embedding is not finite.
         """
-        config, parsed = self._reading(), [*as_records(records)]
-        tokenizer = RecordTokenizer(self.tokenizer, config)
-        pairs = self._reader(config, batch_size).pairs(parsed, tokenizer.tokenize_each(parsed))
-        return replace(pairs, without_pair=tokenizer.without_pair)
+        return self.pair_embedder(batch_size)([*as_records(records)])
+
+    def pair_embedder(self, batch_size: int = EMBEDDED) -> PairEmbedder:
+        """Make the function that :meth:`embed_pairs` calls; it also reads several layers and poolings in one pass."""
+        config = self._reading()
+        return PairEmbedder(RecordTokenizer(self.tokenizer, config), self._reader(config, batch_size))
 
     def _reading(self) -> JepaConfig:
         """Return the settings for reading views as this model was trained; LLM-JEPA's for a regular model."""

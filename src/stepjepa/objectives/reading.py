@@ -102,6 +102,13 @@ def embedding_config(
     return replace(reading_config(trained, views or "llm-jepa"), **changes)
 
 
+class ReadoutPlace(NamedTuple):
+    """Where an embedding is read: index of the layer in transformers' ``hidden_states``, and ``last`` or ``mean``."""
+
+    layer: int
+    pooling: str
+
+
 @dataclass(frozen=True)
 class ViewEmbeddings:
     """The embeddings of all P pairs of some records, in the records' order."""
@@ -177,22 +184,38 @@ class ViewReader:
     packing: Packing
     batch_size: int = EMBEDDED  # sequences at a time
 
-    def pairs(self, records: Sequence[Record], tokenized: Sequence[TokenizedRecord | None]) -> ViewEmbeddings:
-        """Embed both views of all pairs of some records; UserError if no record has a pair."""
-        places, vectors = self._embed(tokenized, SIDES)
-        if not places:
+    @property
+    def place(self) -> ReadoutPlace:
+        """Where the settings read embeddings."""
+        return ReadoutPlace(self.config.jepa_layer, self.config.pooling)
+
+    def pairs_at(
+        self, records: Sequence[Record], tokenized: Sequence[TokenizedRecord | None], places: Sequence[ReadoutPlace]
+    ) -> dict[ReadoutPlace, ViewEmbeddings]:
+        """Embed both views of all pairs at several places in one pass; UserError if no record has a pair.
+
+        Args:
+            records: for the error.
+            tokenized: the records as tokens; None for one that is left out.
+            places: where embeddings are read; ``mean`` among them needs settings with ``pooling='mean'``.
+        """
+        rows, vectors = self._embed(tokenized, SIDES, places)
+        if not rows:
             config = self.config
             views = f"{config.mode} views (step_separator {config.step_separator!r}, max_length {config.max_length})"
             path = records[0].path if records else None
             raise UserError(f"none of {len(records)} records has a pair of {views}", path=path)
-        index, step = _rows(places)
-        source, target = np.concatenate([*places.values()]).T
+        index, step = _rows(rows)
+        source, target = np.concatenate([*rows.values()]).T
         # The pairs in the order of the embeddings.
         pairs = [pair for record in tokenized if record is not None for pair in record.all_pairs]
         targets = [pair.first if self.config.reverse_pred else pair.second for pair in pairs]
         first: dict[bytes, int] = {}  # tokens of a target -> index of the first pair that has it
-        same = [first.setdefault(view.content.tobytes(), place) for place, view in enumerate(targets)]
-        return ViewEmbeddings(vectors[source], vectors[target], index, step, np.asarray(same))
+        same = np.asarray([first.setdefault(view.content.tobytes(), place) for place, view in enumerate(targets)])
+        return {
+            place: ViewEmbeddings(at_place[source], at_place[target], index, step, same)
+            for place, at_place in zip(places, vectors, strict=True)
+        }
 
     def side(self, tokenized: Sequence[TokenizedRecord], side: Kind) -> SideEmbeddings:
         """Embed one view of each pair.
@@ -204,14 +227,14 @@ class ViewReader:
         Raises:
             UserError: an embedding is not finite.
         """
-        places, vectors = self._embed(tokenized, (side,))
+        places, vectors = self._embed(tokenized, (side,), [self.place])
         rows = np.concatenate([np.empty((0, 1), np.int64), *places.values()])[:, 0]
-        return SideEmbeddings(vectors[rows], *_rows(places))
+        return SideEmbeddings(vectors[0, rows], *_rows(places))
 
     def _embed(
-        self, tokenized: Sequence[TokenizedRecord | None], sides: tuple[Kind, ...]
+        self, tokenized: Sequence[TokenizedRecord | None], sides: tuple[Kind, ...], read_at: Sequence[ReadoutPlace]
     ) -> tuple[dict[int, Numbers], NDArray[np.float32]]:
-        """Compute the distinct embeddings ``[U, D]``, and their indices ``[pairs, sides]`` for each record.
+        """Compute the distinct embeddings ``[places, U, D]``, and their indices ``[pairs, sides]`` for each record.
 
         The indices are by the number of the record, ascending; a record without a pair has none.
         """
@@ -228,15 +251,15 @@ class ViewReader:
                 for readout in sequence.readouts:
                     if readout.kind in sides:
                         places[index][readout.pair, sides.index(readout.kind)] = distinct.number(sequence, readout)
-        return places, self._states(replace(collator, laid_out=distinct.laid_out))
+        return places, self._states(replace(collator, laid_out=distinct.laid_out), read_at)
 
-    def _states(self, collator: _ReadoutCollator) -> NDArray[np.float32]:
-        """Compute the embeddings ``[U, D]`` of sequences at their readouts; UserError if one is not finite."""
+    def _states(self, collator: _ReadoutCollator, places: Sequence[ReadoutPlace]) -> NDArray[np.float32]:
+        """Compute the embeddings ``[places, U, D]`` of sequences at their readouts; UserError if one is not finite."""
 
         def views(encoded: Encoded) -> dict[str, Tensor]:
-            return {"views": pool_readouts(encoded.states[encoded.layer], encoded.batch, "source")}
+            return {"views": torch.stack([self._pooled(encoded, place) for place in places])}
 
-        vectors = np.empty((len(collator.laid_out), hidden_size(self.model)), np.float32)
+        vectors = np.empty((len(places), len(collator.laid_out), hidden_size(self.model)), np.float32)
         record = TokenizedRecord(np.empty(0, np.int32), np.empty(0, np.int32))
         trees = collator
         # Plain rows of similar lengths in one pass: short sequences gain more by it than by a shared beginning.
@@ -247,11 +270,19 @@ class ViewReader:
                 collate = trees if group.shares else rows
                 samples = (SampledRecord(record, rng_key=(0, number)) for number in group.indices)
                 batch = collate(samples).to(self.model.device)
-                states = encode(self.model, batch, views, layer=self.config.jepa_layer)["views"]
-                vectors[group.indices] = states.float().cpu().numpy()
+                layers = [place.layer for place in places]
+                states = encode(self.model, batch, views, layer=layers[0], layers=layers)["views"]
+                vectors[:, group.indices] = states.float().cpu().numpy()
         if not np.isfinite(vectors).all():
             raise UserError("some embeddings are not finite; the model's numbers overflow: try `dtype float32`")
         return vectors
+
+    def _pooled(self, encoded: Encoded, place: ReadoutPlace) -> Tensor:
+        """Return the embeddings ``[R, D]`` of a micro-batch at one place."""
+        states = encoded.states[place.layer]
+        if place.pooling == "last" and self.config.pooling == "mean":
+            return states[encoded.batch.readouts("source").last]
+        return pool_readouts(states, encoded.batch, "source")
 
 
 class MicroBatch(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TypeVar
 from stepjepa.base.json_object import JsonObject
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study import statistics
-from stepjepa.study.evaluated_run import HITS_AT_1, EvaluatedRun
+from stepjepa.study.evaluated_run import HITS_AT_1, MAPPED_HITS_AT_1, EvaluatedRun
 from stepjepa.study.statistics import ExampleTest, PairedT, Spread
 
 T = TypeVar("T")
@@ -55,7 +55,9 @@ class Difference:
     token_ratio: float | None  # training tokens divided by those of the baseline
     flops_ratio: float | None  # mean over seeds of training FLOPs divided by those of the baseline
     equal: tuple[str, ...]  # the budgets of EQUAL that match the baseline for every seed
-    retrieval: dict[str, PairedT] = field(default_factory=dict)  # t-test of each of RETRIEVAL_MEASURES that both have
+    # t-test of each of RETRIEVAL_MEASURES and MAPPED_MEASURES that both have
+    retrieval: dict[str, PairedT] = field(default_factory=dict)
+    over_linear_map: PairedT | None = None  # hits at 1 of the arm as it is, against the baseline behind a linear map
     holm: float | None = None  # p value of the headline score over seeds, Holm-corrected for the number of arms
     by_example_holm: float | None = None  # p value of by_example, Holm-corrected
 
@@ -156,12 +158,31 @@ class ComparedArms:
     @property
     def retrieval(self) -> str | None:
         """How often each arm's nearest answer is right; None if no arm was evaluated with retrieval."""
-        hits = {arm.name: spread for arm in self.arms if (spread := arm.spread(HITS_AT_1)) is not None}
+        as_it_is, mapped = self._hits(HITS_AT_1), self._hits(MAPPED_HITS_AT_1)
+        if not as_it_is:
+            return None
+        sentence = f"by embeddings, the nearest answer is right: {', '.join(as_it_is)}"
+        if not mapped:
+            return sentence
+        base = self.baseline.name
+        beyond = [
+            f"{name}{_points(difference.over_linear_map)}"
+            for name, difference in self.differences.items()
+            if difference.over_linear_map is not None
+        ]
+        parts = [sentence, f"behind a linear map: {', '.join(mapped)}"]
+        parts += [f"as it is, over {base} behind the map: {', '.join(beyond)}"] if beyond else []
+        return "; ".join(parts)
+
+    def _hits(self, measure: str) -> list[str]:
+        """Format each arm's share of queries whose nearest answer is right, with the difference from the baseline."""
         texts = []
-        for name, spread in hits.items():
-            test = self.differences[name].retrieval.get(HITS_AT_1) if name in self.differences else None
-            texts.append(f"{name} {spread.mean:.1%}{'' if test is None else _points(test)}")
-        return f"by embeddings, the nearest answer is right: {', '.join(texts)}" if texts else None
+        for arm in self.arms:
+            spread, difference = arm.spread(measure), self.differences.get(arm.name)
+            if spread is not None:
+                test = difference and difference.retrieval.get(measure)
+                texts.append(f"{arm.name} {spread.mean:.1%}{'' if test is None else _points(test)}")
+        return texts
 
 
 def _points(test: PairedT) -> str:

@@ -17,6 +17,9 @@ from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Dif
 from stepjepa.study.comparable import check_comparable
 from stepjepa.study.evaluated_run import (
     FIGURES,
+    HITS_AT_1,
+    MAPPED_HITS_AT_1,
+    MAPPED_MEASURES,
     MEASURES,
     RETRIEVAL_MEASURES,
     SUMMARY,
@@ -85,7 +88,7 @@ class Comparison(ComparedArms):
             spread = arm.spread(key)
             row |= {name: spread and spread.mean, f"{name} std": spread and spread.std}
         row |= {name: spread and spread.mean for name in FIGURES for spread in (arm.spread(name),)}
-        row |= {name: spread.mean for name in RETRIEVAL_MEASURES if (spread := arm.spread(name)) is not None}
+        row |= {name: spread.mean for name in _RANKINGS if (spread := arm.spread(name)) is not None}
         difference = self.differences.get(arm.name)
         test = difference and difference.measures["headline"]
         row["pairs"] = difference and len(difference.seeds)
@@ -104,6 +107,8 @@ class Comparison(ComparedArms):
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
         return f"<p>{html.escape(self.verdict)}</p>{self.table.to_html(na_rep='')}<ul>{notes}</ul>"
 
+
+_RANKINGS = (*RETRIEVAL_MEASURES, *MAPPED_MEASURES)
 
 _TEST_COLUMNS = {"difference": "mean", "low": "low", "high": "high"}
 
@@ -211,7 +216,7 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     by_seed = {run.seed: run for run in baseline.runs}
     pairs = [(run, by_seed[run.seed]) for run in arm.runs if run.seed in by_seed]
     own_runs, base_runs = zip(*pairs, strict=True) if pairs else ((), ())
-    retrieval = {name: _paired_t(own_runs, base_runs, name) for name in RETRIEVAL_MEASURES}
+    retrieval = {name: _paired_t(own_runs, base_runs, name) for name in _RANKINGS}
     own, base = (all_known(run.verdicts("headline") for run in runs) for runs in (own_runs, base_runs))
     judged = list(zip(own, base, strict=True)) if own and base else []
     tokens = [math.fsum(all_known(run.figures["tokens"] for run in runs)) for runs in (own_runs, base_runs)]
@@ -224,6 +229,7 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
         seeds=tuple(run.seed for run in own_runs),
         measures={name: _paired_t(own_runs, base_runs, name) for name in MEASURES},
         retrieval={name: test for name, test in retrieval.items() if test is not None},
+        over_linear_map=_paired_t(own_runs, base_runs, HITS_AT_1, MAPPED_HITS_AT_1),
         by_seed={run.seed: sign_flip([both]) for run, both in zip(own_runs, judged, strict=bool(judged))},
         by_example=sign_flip(judged) if judged else None,
         gained_lenient_before=_gained_lenient_before(judged, all_known(run.verdicts("lenient") for run in base_runs)),
@@ -233,9 +239,12 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     )
 
 
-def _paired_t(own_runs: Sequence[EvaluatedRun], base_runs: Sequence[EvaluatedRun], measure: str) -> PairedT | None:
-    """Test a measure over paired runs; None if a run lacks it."""
-    own, base = (all_known(run.mean(measure) for run in runs) for runs in (own_runs, base_runs))
+def _paired_t(
+    own_runs: Sequence[EvaluatedRun], base_runs: Sequence[EvaluatedRun], measure: str, base_measure: str | None = None
+) -> PairedT | None:
+    """Test a measure over paired runs, by default against the same measure of the baseline; None if a run lacks it."""
+    own = all_known(run.mean(measure) for run in own_runs)
+    base = all_known(run.mean(base_measure or measure) for run in base_runs)
     return statistics.paired_t(own, base) if own and base else None
 
 

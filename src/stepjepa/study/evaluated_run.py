@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -31,8 +31,14 @@ and FLOPs of training."""
 RETRIEVAL_MEASURES = tuple(f"retrieval_{name}" for name in RETRIEVAL)
 """Measures of retrieval of a whole run, from evaluations with ``retrieval``: hits at 1 and 10, MRR, nDCG at 10."""
 
+MAPPED_MEASURES = tuple(f"linear_map_{name}" for name in RETRIEVAL)
+"""The same behind a linear map, from evaluations with ``linear_map``."""
+
 HITS_AT_1 = RETRIEVAL_MEASURES[0]
 """The measure of retrieval that is named first: the share of questions whose nearest answer is right."""
+
+MAPPED_HITS_AT_1 = MAPPED_MEASURES[0]
+"""The same behind a linear map."""
 
 # Fields of TrainingArguments that do not affect the trained weights, and the seeds.
 _NO_SETTING = (
@@ -68,12 +74,17 @@ class _RetrievalScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Retrieval:
+class _Ranking:
     hits_at_1: _RetrievalScore
     hits_at_10: _RetrievalScore
     mrr: _RetrievalScore
     ndcg_at_10: _RetrievalScore
     readout: JsonObject
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Retrieval(_Ranking):
+    linear_map: _Ranking | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +132,7 @@ class EvaluatedRun:
     steps: int
     indices: list[int]  # of the evaluated examples, from 0 in the test file
     examples: dict[str, list[float] | None]  # each of MEASURES -> one number per example
-    figures: dict[str, float | None]  # each of FIGURES and RETRIEVAL_MEASURES -> its value
+    figures: dict[str, float | None]  # each of FIGURES, RETRIEVAL_MEASURES and MAPPED_MEASURES -> its value
     model: str | None  # fingerprint of the evaluated model
     views: str | None  # mode of the views whose similarity was measured: llm-jepa or step-jepa
     loaded: JsonObject  # how the model was loaded for training: dtype, chat template, attention
@@ -207,7 +218,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
 
 
 def _figures(results: Results, summary: _Summary) -> dict[str, float | None]:
-    """Return each of :data:`FIGURES` and of :data:`RETRIEVAL_MEASURES`; None for one that was not measured."""
+    """Return each of :data:`FIGURES` and of the measures of retrieval; None for one that was not measured."""
     return {
         "gold_loss": summary.gold_loss,
         "matched": summary.similarity.matched_similarity,
@@ -216,14 +227,15 @@ def _figures(results: Results, summary: _Summary) -> dict[str, float | None]:
         "seconds": results.train_seconds,
         # None in runs of 0.1, which did not count FLOPs.
         "flops": results.flops,
-        **_retrieval_figures(summary.retrieval),
+        **_ranking_figures(RETRIEVAL_MEASURES, summary.retrieval),
+        **_ranking_figures(MAPPED_MEASURES, summary.retrieval and summary.retrieval.linear_map),
     }
 
 
-def _retrieval_figures(retrieval: _Retrieval | None) -> dict[str, float | None]:
-    """Return each of :data:`RETRIEVAL_MEASURES`; None if retrieval was not measured."""
-    scores = [None if retrieval is None else getattr(retrieval, name) for name in RETRIEVAL]
-    return {name: score and score.mean for name, score in zip(RETRIEVAL_MEASURES, scores, strict=True)}
+def _ranking_figures(measures: Sequence[str], ranking: _Ranking | None) -> dict[str, float | None]:
+    """Return each of :data:`RETRIEVAL_MEASURES` or :data:`MAPPED_MEASURES`; None if it was not measured."""
+    scores = [None if ranking is None else getattr(ranking, name) for name in RETRIEVAL]
+    return {name: score and score.mean for name, score in zip(measures, scores, strict=True)}
 
 
 def _required(folder: Path, name: str, part: T | None) -> T:

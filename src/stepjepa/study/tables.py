@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import finite, spelled
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import Arm, ComparedArms, Difference
-from stepjepa.study.evaluated_run import FIGURES, MEASURES, RETRIEVAL_MEASURES, readouts
+from stepjepa.study.evaluated_run import FIGURES, MAPPED_MEASURES, MEASURES, RETRIEVAL_MEASURES, readouts
 from stepjepa.study.statistics import PairedT, Spread
 from stepjepa.study.table import (
     FIGURE_FORMATS,
@@ -135,27 +135,45 @@ def _over_examples(comparison: ComparedArms) -> Table:
 
 
 def retrieval_tables(comparison: ComparedArms) -> list[Table]:
-    """Return the table of retrieval; none if no arm was evaluated with it."""
-    if all(arm.spread(name) is None for arm in comparison.arms for name in RETRIEVAL_MEASURES):
+    """Return the table of retrieval, and that of retrieval behind a linear map; none of what no arm has."""
+    base, heads = comparison.baseline.name, ("arm", "seeds", *_RETRIEVAL_HEADS)
+    heads = (*heads, *(f"Δ {head}" for head in _RETRIEVAL_HEADS[::2]))
+    result = []
+    if rows := _rankings(comparison, RETRIEVAL_MEASURES):
+        title = (
+            "Retrieval: a right answer is the nearest of all distinct ones, or among ten; mean reciprocal rank, nDCG "
+            f"at 10; Δ: difference to {base} in points [95% interval] over the seeds that both have"
+        )
+        result.append(Table(f"{title}{_readouts(comparison)}", heads, rows))
+    if rows := _rankings(comparison, MAPPED_MEASURES):
+        beyond = [difference and difference.over_linear_map for difference in _differences(comparison)]
+        rows = [[*row, _in_points(test)] for row, test in zip(rows, beyond, strict=True)]
+        title = (
+            f"Retrieval behind a linear map; last column: hits at 1 of the arm as it is, over those of {base} behind "
+            "the map, which costs no training of the model"
+        )
+        result.append(Table(title, (*heads, f"Δ as it is to {base} behind the map"), rows))
+    return result
+
+
+def _differences(comparison: ComparedArms) -> list[Difference | None]:
+    """Return the difference of each arm; None for the baseline."""
+    return [comparison.differences.get(arm.name) for arm in comparison.arms]
+
+
+def _rankings(comparison: ComparedArms, measures: Sequence[str]) -> list[list[str]]:
+    """Return the rows of a table of retrieval: means and differences; none if no arm has one of the measures."""
+    if all(arm.spread(name) is None for arm in comparison.arms for name in measures):
         return []
     rows = []
-    for arm in comparison.arms:
+    for arm, difference in zip(comparison.arms, _differences(comparison), strict=True):
         cells = [arm.name, str(len(arm.runs))]
-        for name in RETRIEVAL_MEASURES:
+        for name in measures:
             spread = arm.spread(name)
             cells.append(formatted(spread and spread.mean, "{:.2%}") + _deviation(spread, " ± {:.2f}"))
-        difference = comparison.differences.get(arm.name)
         retrieval = difference.retrieval if difference else {}
-        rows.append([*cells, *(_in_points(retrieval.get(name)) for name in RETRIEVAL_MEASURES[::2])])
-    return [
-        Table(
-            "Retrieval: a right answer is the nearest of all distinct ones, or among ten; mean reciprocal rank, nDCG "
-            f"at 10; Δ: difference to {comparison.baseline.name} in points [95% interval] over the seeds that both have"
-            f"{_readouts(comparison)}",
-            ("arm", "seeds", *_RETRIEVAL_HEADS, *(f"Δ {head}" for head in _RETRIEVAL_HEADS[::2])),
-            rows,
-        )
-    ]
+        rows.append([*cells, *(_in_points(retrieval.get(name)) for name in measures[::2])])
+    return rows
 
 
 def _readouts(comparison: ComparedArms) -> str:
@@ -244,7 +262,7 @@ def as_json(comparison: ComparedArms) -> str:
 
 def _arm_json(arm: Arm, difference: Difference | None) -> JsonObject:
     """Return the numbers of an arm, of its difference from the baseline, and of each of its runs."""
-    names = (*MEASURES, *FIGURES, *RETRIEVAL_MEASURES)
+    names = (*MEASURES, *FIGURES, *RETRIEVAL_MEASURES, *MAPPED_MEASURES)
     tests = {**vars(difference), **difference.measures, **difference.retrieval} if difference else {}
     against_baseline = {
         name: _plain(test) for name, test in tests.items() if name not in ("measures", "retrieval", "by_seed")

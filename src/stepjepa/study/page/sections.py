@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import spelled
-from stepjepa.evaluation.output import RETRIEVAL, retrieval_scores
+from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.summary_text import describe_readout
 from stepjepa.store.metric_names import HELD_OUT, set_and_metric
 from stepjepa.study.arms import ComparedArms
@@ -109,19 +109,25 @@ def _known(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> T
 
 
 def _retrieval(name: str, summaries: Mapping[str, JsonObject]) -> list[Table]:
-    """Return the table of retrieval in an evaluation; none if no run has it."""
-    scores = {run: retrieval_scores(summary) for run, summary in summaries.items()}
-    rows = []
-    for run, run_scores in scores.items():
-        retrieval = summaries[run].get("retrieval") or {}
-        readout = retrieval.get("readout")
-        counts = (retrieval.get("queries"), retrieval.get("candidates"), readout and describe_readout(readout))
-        rows.append(
-            (run, *(_score(run_scores.get(f"retrieval_{metric}")) for metric in RETRIEVAL), *map(_plain, counts))
-        )
+    """Return the tables of retrieval in an evaluation, as it is and behind a linear map; none of what no run has."""
+    as_it_is = {run: summary.get("retrieval") or {} for run, summary in summaries.items()}
+    mapped = {run: retrieval.get("linear_map") or {} for run, retrieval in as_it_is.items()}
+    title = f"Evaluation {name}: right answers by embeddings"
+    tables = [(f"{title}. Intervals are of 95% (bootstrap over queries)", as_it_is)]
+    tables += [(f"{title} behind a linear map, which is fitted on known pairs", mapped)]
     heads = ("run", "hits at 1", "hits at 10", "MRR", "nDCG@10", "queries", "candidates", "read at")
-    title = f"Evaluation {name}: right answers by embeddings. Intervals are of 95% (bootstrap over queries)"
-    return [Table(title, heads, rows)] if any(scores.values()) else []
+    return [
+        Table(heading, heads, [(run, *_ranking_cells(ranking)) for run, ranking in rankings.items()])
+        for heading, rankings in tables
+        if any(rankings.values())
+    ]
+
+
+def _ranking_cells(ranking: JsonObject) -> tuple[str, ...]:
+    """Format the metrics of a ranking, its numbers of queries and candidates, and where embeddings were read."""
+    readout = ranking.get("readout")
+    counts = (ranking.get("queries"), ranking.get("candidates"), readout and describe_readout(readout))
+    return (*(_score(ranking.get(metric)) for metric in RETRIEVAL), *map(_plain, counts))
 
 
 def _score(score: JsonObject | None) -> str:

@@ -1,0 +1,194 @@
+"""A linear map behind embeddings: by hand, against scikit-learn, and evaluations that fit one."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+import stepjepa
+import tiny
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_jsonl
+from stepjepa.cli.main import main
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.evaluation.linear_map import choose, fit_linear_maps
+from stepjepa.evaluation.mapped_retrieval import not_in_test, places_to_try, rank_behind_map
+from stepjepa.evaluation.run import embed_views, pair_embedder
+from stepjepa.evaluation.summary_text import format_summary
+from stepjepa.objectives.jepa import Jepa
+from stepjepa.objectives.reading import ReadoutPlace, ViewEmbeddings, embedding_config
+
+CONFIG = JepaConfig(mode="llm-jepa", predictors=0, pooling="mean")
+
+FIVE = ["one", "two", "three", "four", "five"]
+TWENTY = [f"{first} {second}" for first in FIVE for second in ("six", "seven", "nine", "ten")]
+
+
+def pairs(source: Any, target: Any) -> ViewEmbeddings:
+    count = np.arange(len(source))
+    return ViewEmbeddings(np.asarray(source, np.float32), np.asarray(target, np.float32), count, count + 1, count)
+
+
+def test_a_map_by_hand() -> None:
+    # Centred sources -1 and 1, targets -2 and 2. The scale is 2, so that the weight is 4 / (2 + 2 * penalty).
+    known = pairs([[4], [6]], [[5], [9]])
+    maps = fit_linear_maps(known.source, known.target, [0.0, 1.0, 3.0])
+    assert [linear_map.weight.item() for linear_map in maps] == pytest.approx([2, 1, 0.5])
+    mapped = maps[1].of_pairs(pairs([[8]], [[11]]))
+    # (8 - 5) * 1, and 11 - 7: both without the mean target.
+    assert (mapped.source.item(), mapped.target.item()) == pytest.approx((3, 4))
+
+
+@pytest.mark.parametrize("count", [7, 61])  # fewer and more than dimensions
+@pytest.mark.parametrize("penalty", [1e-4, 1.0])
+def test_a_map_is_the_ridge_regression_of_scikit_learn(count: int, penalty: float) -> None:
+    generator = np.random.default_rng(2)
+    known = pairs(3 + generator.normal(size=(count, 13)), 5 + generator.normal(size=(count, 13)))
+    new = pairs(generator.normal(size=(11, 13)), generator.normal(size=(11, 13)))
+    (linear_map,) = fit_linear_maps(known.source, known.target, [penalty])
+    source, target = known.source.astype(np.float64), known.target.astype(np.float64)
+    scale = float(((source - source.mean(0)) ** 2).sum(0).mean())
+    other = Ridge(alpha=penalty * scale).fit(source, target)
+    mapped = linear_map.of_pairs(new)
+    np.testing.assert_allclose(mapped.source, other.predict(new.source) - target.mean(0), atol=1e-5)
+    np.testing.assert_allclose(mapped.target, new.target - target.mean(0), atol=1e-5)
+
+
+def test_equal_sources_predict_the_mean_target() -> None:
+    (linear_map,) = fit_linear_maps(np.ones((5, 3), np.float32), np.eye(5, 3, dtype=np.float32), [0.0])
+    assert not linear_map(np.ones((2, 3), np.float32), np.ones((2, 3), np.float32))[0].any()
+
+
+def test_the_place_where_held_out_pairs_are_found_is_chosen() -> None:
+    generator = np.random.default_rng(7)
+    rotation = np.linalg.qr(generator.normal(size=(5, 5)))[0]
+
+    def split(source: Any, target: Any) -> tuple[ViewEmbeddings, ViewEmbeddings]:
+        return pairs(source[:40], target[:40]), pairs(source[40:], target[40:])
+
+    sources = generator.normal(size=(61, 5))
+    noise, rotated = (split(sources, target) for target in (generator.normal(size=(61, 5)), sources @ rotation))
+    places = [ReadoutPlace(0, "mean"), ReadoutPlace(3, "last")]
+    for order in ((noise, rotated), (rotated, noise)):
+        known, held_out = (dict(zip(places, part, strict=True)) for part in zip(*order, strict=True))
+        assert choose(known, held_out, CONFIG).place == places[order.index(rotated)]
+    with pytest.raises(ValueError, match="at least one place"):
+        choose({}, {}, CONFIG)
+
+
+def records(texts: Sequence[str], name: str) -> list[Record]:
+    return [tiny.make_record("", f"{name} {text}", f"answer {text}") for text in texts]
+
+
+@pytest.fixture(scope="module")
+def jepa(trained_tokenizer: Any) -> Jepa:
+    return Jepa(tiny.make_model("llama"), trained_tokenizer, CONFIG, processes=1, heads=False)
+
+
+def test_places_are_those_of_separate_passes(jepa: Jepa) -> None:
+    known = records(["one", "two", "three", "two", "seven"], "question")
+    places = places_to_try(CONFIG, layers=2)
+    assert len(places) == 6 and places_to_try(CONFIG, None) == [ReadoutPlace(-1, "mean")]
+    embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
+    together = embedder.at(known, places)
+    for layer, pooling in places:
+        config = embedding_config(None, layer=layer, pooling=pooling)
+        alone = embed_views(jepa.model, jepa.tokenizer, known, config)
+        for side in ("source", "target"):
+            values = getattr(together[ReadoutPlace(layer, pooling)], side)
+            np.testing.assert_allclose(values, getattr(alone, side), rtol=1e-4, atol=1e-5)
+    last = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="last"))
+    with pytest.raises(ValueError, match="got 'mean'"):
+        last.at(known, places)
+
+
+def test_questions_of_the_test_file_are_not_fitted_on(jepa: Jepa) -> None:
+    known, test = records(TWENTY, "known"), records(FIVE, "test")
+    assert not_in_test([*known, test[2]], test) == known
+    # Case and white space don't make another question.
+    assert not_in_test([*known, *records(["ONE"], " test ")], test) == known
+    embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
+    places, names = places_to_try(CONFIG, layers=1), [None] * len(test)
+    clean, leaking = (
+        rank_behind_map(embedder, each, test, names, places, file="known.jsonl") for each in (known, [*test, *known])
+    )
+    assert (clean.left_out, leaking.left_out, leaking.records) == (0, 5, 20)
+    assert leaking.summary() == clean.summary() | {"left_out": 5}
+    with pytest.raises(UserError, match=r"known.jsonl: has 19 records whose question is not in the test file"):
+        rank_behind_map(embedder, [*test, *known[1:]], test, names, places, file="known.jsonl")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: Any, trained_tokenizer: Any) -> Path:
+    """A run without an objective; beside it ``test.jsonl``, and ``known.jsonl`` with one of its records."""
+    folder = tmp_path_factory.mktemp("linear-map")
+    tiny.make_model("llama").save_pretrained(folder / "base")
+    trained_tokenizer.save_pretrained(folder / "base")
+    test = records([*FIVE, "six", "seven"], "question")
+    for name, part in {"test": test, "known": [*records(TWENTY, "question"), test[0]]}.items():
+        write_jsonl(folder / f"{name}.jsonl", [{"messages": list(each.messages)} for each in part])
+    command = ["train", "--train_file", folder / "known.jsonl", "--model_name", folder / "base", "--max_steps", "1"]
+    assert main([*map(str, command), "--use_cpu", "--regular", "--output_dir", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+def evaluate(run: Path, *flags: object) -> int:
+    data = ["--test_file", run.parent / "test.jsonl", "--output_file", run / "test.jsonl", "--task", "generic"]
+    command = ["evaluate", "--model_path", run, *data, "--max_new_tokens", 3, "--overwrite", *flags]
+    return main([*map(str, command)])
+
+
+def test_an_evaluation_with_a_linear_map(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = run.parent / "known.jsonl"
+    assert evaluate(run, "--retrieval", "--linear_map", known) == 0
+    assert f"the same behind a linear map, fitted on 20 records of {known}: " in capsys.readouterr().out
+    summary = json.loads((run / "test.summary.json").read_text())
+    mapped = summary["retrieval"]["linear_map"]
+    assert (mapped["records"], mapped["left_out"], mapped["queries"]) == (20, 1, 7)
+    jepa = Jepa.from_pretrained(run)
+    readout = mapped["readout"]
+    config = embedding_config(None, layer=readout["layer"], pooling=readout["pooling"])
+    embedded = [
+        embed_views(jepa.model, jepa.tokenizer, stepjepa.read_records(file), config)
+        for file in (known, run.parent / "test.jsonl")
+    ]
+    # By scikit-learn, and one query after the other.
+    source, target = (side[:20].astype(np.float64) for side in (embedded[0].source, embedded[0].target))
+    scale = float(((source - source.mean(0)) ** 2).sum(0).mean())
+    ridge = Ridge(alpha=mapped["penalty"] * scale).fit(source, target)
+    queries, candidates = ridge.predict(embedded[1].source) - target.mean(0), embedded[1].target - target.mean(0)
+    cosines = queries @ candidates.T / np.linalg.norm(queries, axis=1)[:, None] / np.linalg.norm(candidates, axis=1)
+    ranks = [int((row >= row[place]).sum()) for place, row in enumerate(cosines)]
+    lines = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]
+    assert [line["linear_map_ranks"] for line in lines] == [[rank] for rank in ranks]
+    assert mapped["mrr"]["mean"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
+    details = format_summary(summary, details=True)
+    assert "not used for the linear map: 1 record whose question is in the test file" in details
+    assert (
+        f"behind the linear map, embeddings of retrieval are read at: views llm-jepa, layer {readout['layer']}"
+        in details
+    )
+    scores = stepjepa.evaluate(
+        run, run.parent / "test.jsonl", output_file=run / "test.jsonl", task="generic", max_new_tokens=3,
+        retrieval=True, linear_map=known,
+    )  # fmt: skip
+    assert scores["linear_map_mrr"] == mapped["mrr"]["mean"]
+    assert "linear_map_hits_at_1" in scores.names
+
+
+def test_a_named_readout_is_not_searched(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate(run, "--retrieval", "--linear_map", run.parent / "known.jsonl", "--layer", 1) == 0
+    retrieval = json.loads((run / "test.summary.json").read_text())["retrieval"]
+    assert retrieval["linear_map"]["readout"] == retrieval["readout"]
+    for flags, fault in (
+        (["--linear_map", run.parent / "known.jsonl"], "--linear_map does nothing without --retrieval"),
+        (["--retrieval", "--linear_map", run.parent / "none.jsonl"], "none.jsonl"),
+        (["--retrieval", "--linear_map", run.parent / "test.jsonl"], "has 0 records whose question is not in the test"),
+    ):
+        assert evaluate(run, *flags) == 2
+        assert fault in capsys.readouterr().err
