@@ -74,9 +74,9 @@ def test_the_place_where_held_out_pairs_are_found_is_chosen() -> None:
     sources = generator.normal(size=(61, 5))
     noise, rotated = (split(sources, target) for target in (generator.normal(size=(61, 5)), sources @ rotation))
     places = [ReadoutPlace(0, "mean"), ReadoutPlace(3, "last")]
-    for order in ((noise, rotated), (rotated, noise)):
+    for right, order in enumerate(((rotated, noise), (noise, rotated))):
         known, held_out = (dict(zip(places, part, strict=True)) for part in zip(*order, strict=True))
-        assert choose(known, held_out, CONFIG).place == places[order.index(rotated)]
+        assert choose(known, held_out, CONFIG).place == places[right]
     with pytest.raises(ValueError, match="at least one place"):
         choose({}, {}, CONFIG)
 
