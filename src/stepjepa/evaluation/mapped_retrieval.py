@@ -62,7 +62,9 @@ def places_to_try(config: JepaConfig, layers: int | None) -> list[ReadoutPlace]:
     """
     if layers is None:
         return [ReadoutPlace(config.jepa_layer, config.pooling)]
-    return [ReadoutPlace(layer, pooling) for layer in range(layers + 1) for pooling in ("mean", "last")]
+    return [
+        place for layer in range(layers + 1) for place in (ReadoutPlace(layer, "mean"), ReadoutPlace(layer, "last"))
+    ]
 
 
 def rank_behind_map(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -106,7 +106,7 @@ class ReadoutPlace(NamedTuple):
     """Where an embedding is read: index of the layer in transformers' ``hidden_states``, and ``last`` or ``mean``."""
 
     layer: int
-    pooling: str
+    pooling: Literal["last", "mean"]
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ class ComparedArms:
         for arm in self.arms:
             spread, difference = arm.spread(measure), self.differences.get(arm.name)
             if spread is not None:
-                test = difference and difference.retrieval.get(measure)
+                test = None if difference is None else difference.retrieval.get(measure)
                 texts.append(f"{arm.name} {spread.mean:.1%}{'' if test is None else _points(test)}")
         return texts
 

@@ -136,8 +136,8 @@ def _over_examples(comparison: ComparedArms) -> Table:
 
 def retrieval_tables(comparison: ComparedArms) -> list[Table]:
     """Return the table of retrieval, and that of retrieval behind a linear map; none of what no arm has."""
-    base, heads = comparison.baseline.name, ("arm", "seeds", *_RETRIEVAL_HEADS)
-    heads = (*heads, *(f"Δ {head}" for head in _RETRIEVAL_HEADS[::2]))
+    base = comparison.baseline.name
+    heads = ("arm", "seeds", *_RETRIEVAL_HEADS, *(f"Δ {head}" for head in _RETRIEVAL_HEADS[::2]))
     result = []
     if rows := _rankings(comparison, RETRIEVAL_MEASURES):
         title = (
@@ -146,7 +146,7 @@ def retrieval_tables(comparison: ComparedArms) -> list[Table]:
         )
         result.append(Table(f"{title}{_readouts(comparison)}", heads, rows))
     if rows := _rankings(comparison, MAPPED_MEASURES):
-        beyond = [difference and difference.over_linear_map for difference in _differences(comparison)]
+        beyond = [None if each is None else each.over_linear_map for each in _differences(comparison)]
         rows = [[*row, _in_points(test)] for row, test in zip(rows, beyond, strict=True)]
         title = (
             f"Retrieval behind a linear map; last column: hits at 1 of the arm as it is, over those of {base} behind "
