@@ -6,8 +6,9 @@
 
 Call it in the root of a checkout. Each part runs in its own process, which is forked after the imports and has its own
 time limit, so a crash or a hang of one part does not affect the others. A part writes its results to OUT/PART.json
-after every measurement. The last lines of the output are a digest; OUT/results.json holds all parts, and goes into
-`benchmarks/results/` as DATE-gpu-CARD.json, from which `benchmarks/tables.py` writes its tables.
+after every measurement. OUT/results.json holds all parts and is renewed while they run, so a run that is ended from
+outside keeps what it has. The last lines of the output are a digest. The file goes into `benchmarks/results/` as
+DATE-gpu-CARD.json, from which `benchmarks/tables.py` writes its tables.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ import subprocess
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+
+from stepjepa.base.files import write_json
 
 from .correct import part_correct
 from .large import part_large
@@ -154,9 +159,11 @@ class Child:
         self.process = multiprocessing.get_context("fork").Process(target=run_part, args=(name, world, seconds))
         self.process.start()
 
-    def state(self) -> str:
+    def state(self, meanwhile: Callable[[], object]) -> str:
         """How the part ended; a measurement that has begun may end, but a hang is stopped."""
-        self.process.join(max(self._end - time.perf_counter(), 0))
+        while self.process.is_alive() and time.perf_counter() < self._end:
+            self.process.join(5)
+            meanwhile()
         if self.process.is_alive():
             self.process.terminate()
             self.process.join(3)
@@ -182,7 +189,8 @@ def main() -> int:
     world = World(options)
     head = about(world) | {"import and data s": round(time.perf_counter() - BEGAN, 1)}
     print(json.dumps(head), flush=True)
-    summary: dict[str, Any] = {"about": head, "parts": {}}
+    states: dict[str, Any] = {}  # of the parts, with the seconds that they took
+    gather = partial(write_results, world.out, head, states)
     if options.inline:
         run_part(options.inline, world, options.budget, forked=False)
     for group in options.parts.split(","):
@@ -192,21 +200,19 @@ def main() -> int:
             _, limit, question = PARTS[name]
             seconds = min(120 if options.smoke else limit, left)
             if seconds < 10:
-                summary["parts"][name] = "no time left"
+                states[name] = "no time left"
                 continue
             print(f"== {name}: {question} (at most {seconds:.0f} s)", flush=True)
             children.append(Child(name, world, seconds))
         for child in children:
-            state = child.state()
+            state = child.state(gather)
             if state == f"exit code {NO_FORK}":
                 again = [*sys.argv[1:], "--inline", child.name, "--budget", str(PARTS[child.name][1])]
                 subprocess.run([sys.executable, "-m", "benchmarks.gpu", *again], check=False)
-            summary["parts"][child.name] = {"state": state, "s": round(time.perf_counter() - child.began, 1)}
-        (world.out / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+            states[child.name] = {"state": state, "s": round(time.perf_counter() - child.began, 1)}
+        gather()
     shutil.rmtree(world.scratch, ignore_errors=True)
-    joined = {"about": head, "parts": {name: read(world.out, name) for name in PARTS if read(world.out, name)}}
-    (world.out / "results.json").write_text(json.dumps(joined, indent=1) + "\n", encoding="utf-8")
-    print(digest(world.out, summary), flush=True)
+    print(digest(world.out, states), flush=True)
     return 0
 
 
@@ -217,9 +223,15 @@ def read(out: Path, name: str) -> dict[str, Any]:
     return values
 
 
-def digest(out: Path, summary: dict[str, Any]) -> str:
+def write_results(out: Path, about: dict[str, Any], states: dict[str, Any]) -> None:
+    """Write all that the parts have measured so far into one file, which a run that is ended from outside leaves."""
+    parts = {name: values for name in PARTS if (values := read(out, name))}
+    write_json(out / "results.json", {"about": about, "states": states, "parts": parts})
+
+
+def digest(out: Path, states: dict[str, Any]) -> str:
     """The summary at the end of the output: errors, and one line for each result of the main parts."""
-    lines = ["", "==== digest ====", json.dumps(summary["parts"])]
+    lines = ["", "==== digest ====", json.dumps(states)]
     for name in PARTS:
         values = read(out, name)
         results = {key: value for key, value in values.items() if isinstance(value, dict)}

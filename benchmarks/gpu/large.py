@@ -29,16 +29,16 @@ def part_large(world: World, result: Result) -> None:
             "tree_varlen",
             {"gradient_checkpointing": True, "bf16": world.cuda},
         ),
-        "branched, checkpointing, autocast, mask": (
-            8,
-            "tree_sdpa",
-            {"gradient_checkpointing": True, "bf16": world.cuda},
-        ),
-        "branched, kept, autocast, varlen": (2, "tree_varlen", {"gradient_checkpointing": False, "bf16": world.cuda}),
         "branched, checkpointing, pure bf16, varlen": (
             8,
             "tree_varlen",
             {"gradient_checkpointing": True, "bf16": False},
+        ),
+        "branched, kept, autocast, varlen": (2, "tree_varlen", {"gradient_checkpointing": False, "bf16": world.cuda}),
+        "branched, checkpointing, autocast, mask": (
+            8,
+            "tree_sdpa",
+            {"gradient_checkpointing": True, "bf16": world.cuda},
         ),
     }
     for name, (batch, kind, more) in arms.items():

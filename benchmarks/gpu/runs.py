@@ -13,17 +13,21 @@ from typing import Any
 
 import torch
 
+from stepjepa import Jepa
 from stepjepa.cli.main import main as stepjepa
 
 from .result import Result, compiled, peak_memory, quiet, rounded, wait
 from .trainers import make_trainer
-from .world import World, build, make_records, shape_config
+from .world import World, build, jepa_config, make_records, shape_config
+
+SHOWN = "encoding", "same FLOPs", "FLOPs of step 1:"
+"""Beginnings of the lines of a run's output that are kept."""
 
 
 def part_train(world: World, result: Result) -> None:
     """Run ``stepjepa train`` in every mode on a random model, and resume a run."""
     folder, data = world.scratch / "model", world.scratch / "train.jsonl"
-    shape, length, steps, batch = world.sizes(("0.3B", 256, 40, 16), ("toy", 60, 6, 4))
+    shape, length, steps, batch = world.sizes(("0.3B", 256, 24, 16), ("toy", 60, 6, 4))
     tokenizer = world.fresh_tokenizer()
     shape_config(shape, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -33,28 +37,34 @@ def part_train(world: World, result: Result) -> None:
               "--batch_size", str(batch), "--grad_accum", "1", "--learning_rate", "1e-3", "--logging_steps", "2",
               "--max_length", "2048", "--save_strategy", "no", "--no_cache", "--report_to", "none"]  # fmt: skip
     common += ["--bf16", "true"] if world.cuda else ["--use_cpu", "true"]
-    runs = {
-        "regular": ["--regular"],
-        "branched infonce": ["--layout", "branched", "--infonce"],
-        "step, all pairs": ["--step_jepa", "--pairs", "all", "--infonce"],
-        "branched, varlen": ["--layout", "branched", "--infonce", "--attn_implementation", "tree_varlen"],
-        "branched, flex": ["--layout", "branched", "--infonce", "--attn_implementation", "flex_attention"],
-        "inplace": ["--step_jepa", "--layout", "inplace", "--infonce"],
-        "separate cosine": ["--jepa_loss_type", "cosine"],
-        "rows": ["--layout", "branched", "--infonce", "--encoding", "rows"],
+    runs = {  # those first that a time limit has cut off so far
         "ema, head": ["--layout", "branched", "--infonce", "--target_grad", "ema", "--predictor_head", "mlp"],
+        "branched infonce": ["--layout", "branched", "--infonce"],
+        "all terms, measured FLOPs": ["--layout", "branched", "--infonce", "--prompt_loss_weight", "0.1",
+                                      "--sigreg", "0.05", "--stp", "0.02", "--variance", "1",
+                                      "--pooling", "mean", "--track_flop"],
         "same flop": ["--layout", "branched", "--infonce", "--same_flop", "--num_epochs", "1"],
-        "checkpointing, varlen": ["--layout", "branched", "--infonce", "--attn_implementation", "tree_varlen",
-                                "--gradient_checkpointing", "true"],
+        "separate cosine": ["--jepa_loss_type", "cosine"],
+        "inplace": ["--step_jepa", "--layout", "inplace", "--infonce"],
+        "checkpointing": ["--layout", "branched", "--infonce", "--gradient_checkpointing", "true"],
+        "rows": ["--layout", "branched", "--infonce", "--encoding", "rows"],
+        "regular": ["--regular"],
+        "step, all pairs": ["--step_jepa", "--pairs", "all", "--infonce"],
+        "branched, mask": ["--layout", "branched", "--infonce", "--attn_implementation", "tree_sdpa"],
+        "branched, flex": ["--layout", "branched", "--infonce", "--attn_implementation", "flex_attention"],
     }  # fmt: skip
     if not world.cuda:
         runs = {
             name: given
             for name, given in runs.items()
-            if name in ("regular", "branched infonce", "same flop", "ema, head")
+            if name in ("regular", "branched infonce", "same flop", "ema, head", "all terms, measured FLOPs")
         }
     for number, (name, given) in enumerate(runs.items()):
-        if number == 2:
+        if number == 1:
+            with result.trying("embed and answer", needs=10 if world.cuda else 0) as go:
+                if go:
+                    result.put("embed and answer", inference(world, shape))
+        if number == 3:
             with result.trying("resume", needs=15 if world.cuda else 0) as go:
                 if go:
                     resumed(world, result, shape)
@@ -86,7 +96,7 @@ def part_train(world: World, result: Result) -> None:
                 "jepa loss": [rounded(line["jepa_loss"]) for line in (lines[0], lines[-1]) if "jepa_loss" in line],
                 "tokens/s": rounded(statistics.median(line["tokens_per_second"] for line in lines[len(lines) // 2 :])),
                 "s": round(seconds, 1), "graphs": compiled() - graphs, "peak GiB": peak_memory(reset=True),
-                "screen": [row for row in text.getvalue().splitlines() if row.startswith(("encoding", "same FLOPs"))],
+                "screen": [row for row in text.getvalue().splitlines() if row.startswith(SHOWN)],
             })  # fmt: skip
             shutil.rmtree(out, ignore_errors=True)
             if torch.cuda.is_available():
@@ -126,3 +136,30 @@ def resumed(world: World, result: Result, shape: str) -> None:
     for name in ("resume", "twice"):
         shutil.rmtree(world.scratch / name, ignore_errors=True)
     result.put("resume", measured)
+
+
+def inference(world: World, shape: str) -> dict[str, Any]:
+    """Embed and answer on the device in both precisions, and compare the embeddings with those of the CPU."""
+    records = make_records(world.sizes(64, 8), world.sizes(256, 60), seed=11)
+    questions = [record["messages"][1]["content"] for record in records]
+    changes = world.sizes({"num_hidden_layers": 2}, {})
+    measured: dict[str, Any] = {}
+    of_cpu = None
+    for device, dtype in (("cpu", "float32"), (world.device, "float32"), (world.device, "bfloat16")):
+        # Made on the CPU: the random numbers of other devices are other ones.
+        model = build(shape, world.tokenizer, "cpu", **changes).to(device, getattr(torch, dtype)).eval()
+        jepa = Jepa(model, world.tokenizer, jepa_config({"layout": "branched"}), device=device)
+        jepa.embed(questions[:4])
+        start = time.perf_counter()
+        vectors = jepa.embed(questions)
+        seconds = time.perf_counter() - start
+        if of_cpu is None:
+            of_cpu = vectors
+            continue
+        start = time.perf_counter()
+        answers = jepa.answers(questions[:8], max_new_tokens=16)
+        measured[dtype] = {
+            "off by": rounded(float(abs(vectors - of_cpu).max()), 3), "texts/s": rounded(len(questions) / seconds),
+            "answers": len(answers), "s of 8 answers": rounded(time.perf_counter() - start, 3),
+        }  # fmt: skip
+    return measured

@@ -7,6 +7,8 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,57 +31,65 @@ def part_sync(world: World, result: Result) -> None:
         "all terms": {"mode": "llm-jepa", "layout": "branched", "prompt_loss_weight": 0.1, "sigreg": 0.05,
                       "pooling": "mean", "stp": 0.02, "variance": 1.0},
     }  # fmt: skip
-    for name, arm in arms.items():
-        with result.trying(name, needs=8) as go:
-            if not go:
-                continue
-            trainer, stopwatch = make_trainer(
-                world, shape, arm, records, steps=14, batch=batch, logging=5, attention="tree_varlen"
-            )
-            places: Counter[str] = Counter()
-            first, last = 6, 10  # the steps in which waits are counted
 
-            def warned(message: Any, *_: Any) -> None:
-                if "synchroniz" in str(message):
-                    frames = [
-                        f
-                        for f in traceback.extract_stack()
-                        if "benchmarks" not in f.filename and "warnings" not in f.filename
-                    ]
-                    ours = [
-                        f
-                        for f in frames
-                        if "stepjepa" in f.filename or "transformers" in f.filename or "accelerate" in f.filename
-                    ]
-                    chosen = (ours or frames)[-1]
-                    places["/".join(Path(chosen.filename).parts[-2:]) + f":{chosen.lineno} {chosen.line}"[:110]] += 1
-
-            def on_step(number: int) -> None:
-                if world.cuda:
-                    torch.cuda.set_sync_debug_mode("warn" if first <= number < last else "default")
-
-            stopwatch.on_step = on_step
-            before: Any = warnings.showwarning
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("always")
-                    warnings.showwarning = warned  # type: ignore[assignment]  # it needs the message alone
-                    trainer.train()
-            finally:
-                warnings.showwarning = before
-                if world.cuda:
-                    torch.cuda.set_sync_debug_mode("default")
-            steps = last - first
-            result.put(name, {
-                "waits a step": round(sum(places.values()) / steps, 2),
-                "where": {place: round(count / steps, 2) for place, count in places.most_common(25)},
-                "step ms": stopwatch.summary(),
-            })  # fmt: skip
-            del trainer
-    for name, kind in (("busy, mask", "tree_sdpa"), ("busy, varlen", "tree_varlen")):
-        with result.trying(name, needs=10) as go:
+    def measure(name: str, call: Callable[[], dict[str, Any]], needs: float) -> None:
+        with result.trying(name, needs=needs) as go:
             if go:
-                result.put(name, profile(world, shape, arms["branched infonce"], records, batch, kind))
+                result.put(name, call())
+
+    def waits(name: str) -> None:
+        measure(name, partial(waits_of, world, shape, arms[name], records, batch), 8)
+
+    def busy(name: str, kind: str) -> None:
+        measure(name, partial(profile, world, shape, arms["branched infonce"], records, batch, kind), 10)
+
+    waits("branched infonce")
+    waits("all terms")
+    busy("busy, varlen", "tree_varlen")
+    waits("regular")
+    busy("busy, mask", "tree_sdpa")
+
+
+def waits_of(
+    world: World, shape: str, arm: dict[str, Any], records: list[dict[str, Any]], batch: int
+) -> dict[str, Any]:
+    """Count where the host waits in four steps of a training."""
+    trainer, stopwatch = make_trainer(
+        world, shape, arm, records, steps=14, batch=batch, logging=5, attention="tree_varlen"
+    )
+    places: Counter[str] = Counter()
+    first, last = 6, 10  # the steps in which waits are counted
+
+    def warned(message: Any, *_: Any) -> None:
+        if "synchroniz" in str(message):
+            frames = [
+                f for f in traceback.extract_stack() if "benchmarks" not in f.filename and "warnings" not in f.filename
+            ]
+            ours = [f for f in frames if any(name in f.filename for name in ("stepjepa", "transformers", "accelerate"))]
+            chosen = (ours or frames)[-1]
+            places["/".join(Path(chosen.filename).parts[-2:]) + f":{chosen.lineno} {chosen.line}"[:110]] += 1
+
+    def on_step(number: int) -> None:
+        if world.cuda:
+            torch.cuda.set_sync_debug_mode("warn" if first <= number < last else "default")
+
+    stopwatch.on_step = on_step
+    before: Any = warnings.showwarning
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = warned  # type: ignore[assignment]  # it needs the message alone
+            trainer.train()
+    finally:
+        warnings.showwarning = before
+        if world.cuda:
+            torch.cuda.set_sync_debug_mode("default")
+    steps = last - first
+    return {
+        "waits a step": round(sum(places.values()) / steps, 2),
+        "where": {place: round(count / steps, 2) for place, count in places.most_common(25)},
+        "step ms": stopwatch.summary(),
+    }
 
 
 def profile(world: World, shape: str, arm: dict[str, Any], records: Any, batch: int, kind: str) -> dict[str, Any]:

@@ -109,9 +109,9 @@ def ragged_forward(
     Returns:
         ``[1, T, H, e]``, and None in place of attention weights.
     """
-    if query.is_cuda and torch.is_autocast_enabled("cuda"):
+    if torch.is_autocast_enabled(device := query.device.type):
         # Autocast converts the arguments of torch's own attention, but not those of what FlashAttention calls.
-        dtype = torch.get_autocast_dtype("cuda")
+        dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     mask = attention_mask.on(query.device)
     window, size, of_value = mask.window(sliding_window), key.shape[3], value.shape[3]
