@@ -109,7 +109,7 @@ def ragged_forward(
     Returns:
         ``[1, T, H, e]``, and None in place of attention weights.
     """
-    if torch.is_autocast_enabled(device := query.device.type):
+    if torch.amp.is_autocast_available(device := query.device.type) and torch.is_autocast_enabled(device):
         # Autocast converts the arguments of torch's own attention, but not those of what FlashAttention calls.
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
