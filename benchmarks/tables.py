@@ -163,12 +163,25 @@ def embedding_table() -> str:
 
 
 def gpu_tables() -> str:
-    """Markdown: speed of every arm on a GPU, a large model, attention alone and the LM head alone."""
-    results = json.loads(newest_gpu_file().read_text(encoding="utf-8"))
-    parts, about = results["parts"], results["about"]
-    tables = [speed_on_gpu(parts["speed"]), large_on_gpu(parts["large"]), *pieces_on_gpu(parts["micro"])]
-    where = f"{parts['speed']['card']}, torch {about['torch']}, {about['cpus']} CPU cores."
-    return "\n\n".join([where, *("\n".join(lines) for lines in tables)]) + "\n"
+    """Markdown: speed of every arm on a GPU, a large model, attention alone and the LM head alone.
+
+    Each part is that of the newest file that has it: a time limit cuts off parts.
+    """
+    results: dict[str, Any] = {}
+    for file in sorted((HERE / "results").glob("*-gpu-*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        results |= {name: (part, found["about"]) for name, part in found["parts"].items() if part.get("complete")}
+    makers = {
+        "speed": lambda part: [speed_on_gpu(part)],
+        "large": lambda part: [large_on_gpu(part)],
+        "micro": pieces_on_gpu,
+    }
+    tables: list[str] = []
+    for name, make in makers.items():
+        part, about = results[name]
+        where = f"{part['card']}, torch {about['torch']}, {about['cpus']} CPU cores."
+        tables += [*([where] if where not in tables else []), *("\n".join(lines) for lines in make(part))]
+    return "\n\n".join(tables) + "\n"
 
 
 def large_on_gpu(large: dict[str, Any]) -> list[str]:
@@ -221,11 +234,6 @@ def piece(measured: dict[str, Any], name: str, figure: str) -> str:
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """The lines of a table."""
     return [f"| {' | '.join(map(str, row))} |" for row in [columns, ["---"] * len(columns), *rows]]
-
-
-def newest_gpu_file() -> Path:
-    """The newest results of ``python -m benchmarks.gpu``."""
-    return max((HERE / "results").glob("*-gpu-*.json"))
 
 
 def newest_file(suite: str) -> Path | None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tarfile
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -472,3 +473,22 @@ def test_arms_run_side_by_side_and_what_fails_is_named(
     with pytest.raises(SystemExit):
         on_gpu.main([str(grid), *options])
     assert "name another folder" in capsys.readouterr().err
+
+
+def test_the_time_limit_ends_what_runs_and_packs_it(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch, capsys
+) -> None:
+    on_gpu = scripts["on_gpu"]
+    # In place of stepjepa: trains for an hour, and writes something first.
+    trains = "import sys, time; from pathlib import Path; folder = Path(sys.argv[sys.argv.index('--output_dir') + 1])"
+    trains += "; folder.mkdir(parents=True); (folder / 'begun').touch(); time.sleep(3600)"
+    monkeypatch.setattr(on_gpu, "LAUNCHER", (sys.executable, "-c", trains))
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("train: {num_epochs: 4}\narms: {a: {}, b: {}}\nseeds: [82]\nbaseline: a\n")
+    options = ["--seconds", "3", "--jobs", "1", "--output_dir", str(tmp_path / "on-gpu")]
+    began = time.monotonic()
+    assert on_gpu.main([str(grid), *options]) == 0
+    assert time.monotonic() - began < 30
+    assert capsys.readouterr().out.endswith("a-82: ended by the time limit, trains; b-82: waits\n")
+    with tarfile.open(tmp_path / "on-gpu.tar.gz") as packed:
+        assert "on-gpu/a-82/grid/begun" in packed.getnames()
