@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +171,7 @@ def gpu_tables() -> str:
     for file in sorted((HERE / "results").glob("*-gpu-*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
         results |= {name: (part, found["about"]) for name, part in found["parts"].items() if part.get("complete")}
-    makers = {
+    makers: dict[str, Callable[[dict[str, Any]], Iterable[list[str]]]] = {
         "speed": lambda part: [speed_on_gpu(part)],
         "large": lambda part: [large_on_gpu(part)],
         "micro": pieces_on_gpu,

@@ -46,10 +46,10 @@ def part_correct(world: World, result: Result) -> None:
             ("qwen3, head 128", "inplace", ("bfloat16",))]  # fmt: skip
     both = ("bfloat16", "autocast")
     # transformers refuses gemma2 with sdpa, because of its soft cap.
-    plain = [case for case in cases if case[0] != "gemma2"]
-    plan: list[tuple[str, str, str, tuple[str, ...]]] = [(*case, "tree_varlen", both) for case in plain]
+    fused = [case for case in cases if case[0] != "gemma2"]
+    plan: list[tuple[str, str, str, tuple[str, ...]]] = [(*case, "tree_varlen", both) for case in fused]
     plan += [(*case, "eager", both) for case in cases if case != ("llama", "step")]
-    plan += [(*case, "tree_sdpa", both) for case in plain]
+    plan += [(*case, "tree_sdpa", both) for case in fused]
     plan += [(family, arm, "flex_attention", halves) for family, arm, halves in flex]
     with result.trying("checkpointing", needs=15) as go:
         if go:
