@@ -344,6 +344,9 @@ USUAL_NAMES = {
     "loss": "jepa_loss_type",
     "max_len": "max_length",
     "max_seq_length": "max_length",
+    "no_cuda": "use_cpu",
+    "packing": "row_length",
+    "group_by_length": "train_sampling_strategy",
 }
 """Names that other tools give to settings -> our name, where the letters alone would suggest another setting."""
 

@@ -186,8 +186,12 @@ def rows_by_layer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, id
 
 
 def save_trained_rows_only(model: PreTrainedModel) -> None:
-    """Patch a PEFT model to save only its trained rows; PEFT saves the whole embedding when it was resized."""
-    model.save_pretrained = partial(model.save_pretrained, save_embedding_layers=False)
+    """Patch a PEFT model to save only its trained rows, and only the adapter that has them.
+
+    PEFT saves the whole embedding when it was resized, and fails to save an adapter beside one with trained rows.
+    """
+    which = {"selected_adapters": [model.active_adapter]}
+    model.save_pretrained = partial(model.save_pretrained, save_embedding_layers=False, **which)
 
 
 def train_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Collection
 from functools import wraps
+from types import NoneType
 from typing import ParamSpec, cast
 
 import numpy as np
@@ -65,6 +66,14 @@ WITHOUT_EFFECT = (
 """Options of Trainer that this trainer does not use."""
 
 
+UNSUPPORTED = {
+    "label_smoothing_factor": "leave it at 0: the LM loss is that of hard labels; objective= takes a term of yours",
+    "auto_find_batch_size": "leave it out, and lower per_device_train_batch_size or JepaConfig(row_length=...)",
+    "dataloader_drop_last": "leave it out: losses are means over labels, so a smaller last batch is weighted right",
+}
+"""Option of Trainer that would change the loss, or the records of a step -> what to do instead."""
+
+
 REMEDIES = {
     "max_length": "set it in JepaConfig(max_length=...)",
     "packing": "leave it out: rows are packed without contamination anyway, see JepaConfig(row_length=...)",
@@ -86,7 +95,7 @@ ARGUMENT_REMEDIES = {
     "compute_metrics": "pass answer_scores=, or evaluate the run folder with a task, since logits are not stored",
     "preprocess_logits_for_metrics": "leave it out, since logits are not stored",
     "compute_loss_func": "pass objective=Objective([LMLoss(), ...]) with a term of yours",
-    "model_init": "pass the model",
+    "model_init": "pass the model; each trial of a search needs a trainer with an output_dir of its own",
     "optimizer_cls_and_kwargs": "pass optimizers=(optimizer, schedule)",
     "quantization_config": "pass the model of from_pretrained(..., quantization_config=...)",
 }
@@ -120,6 +129,17 @@ def _default(field: dataclasses.Field[object]) -> object:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
+def check_objects(model: object, args: object, jepa: object) -> None:
+    """Raise a ``TypeError`` for an argument of ``JepaTrainer`` of another kind, such as one in another's place."""
+    for name, value, kinds, expected in (
+        ("model", model, (nn.Module, str, os.PathLike), "a model, or the name of one"),
+        ("args", args, (TrainingArguments,), "transformers.TrainingArguments(output_dir, ...)"),
+        ("jepa", jepa, (JepaConfig, NoneType), "JepaConfig(...) or None"),
+    ):
+        if not isinstance(value, kinds):
+            raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
+
+
 def check_subclass_fields(args: TrainingArguments) -> None:
     """Raise a ``ValueError`` for a field that a subclass of ``TrainingArguments`` adds, and that nothing here reads."""
     inherited, name = {field.name for field in dataclasses.fields(TrainingArguments)}, type(args).__name__
@@ -130,6 +150,8 @@ def check_subclass_fields(args: TrainingArguments) -> None:
         # SFTConfig itself sets some to None.
         if (value := getattr(args, field.name)) not in (usual, None):
             remedy = REMEDIES.get(field.name, "leave it out, or pass transformers.TrainingArguments")
+            if value is False and field.name in ("assistant_only_loss", "completion_only_loss"):
+                remedy = "JepaConfig(labels='all') trains all tokens"
             raise ValueError(f"{name}.{field.name}: this trainer does not read it, got {value!r}; {remedy}")
 
 
@@ -142,11 +164,17 @@ def check_arguments(args: TrainingArguments) -> None:
     check_subclass_fields(args)
     strategy = str(args.train_sampling_strategy)
     if strategy not in STRATEGIES:
-        raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
-    # These change the loss, or the records of a step.
-    for name in ("label_smoothing_factor", "auto_find_batch_size", "dataloader_drop_last"):
-        if getattr(args, name):
-            raise ValueError(f"{name}: expected 0 or False with this trainer, got {getattr(args, name)}")
+        by_length = "; the records of a step are sorted by length anyway" if strategy == "group_by_length" else ""
+        known = ", ".join(STRATEGIES)
+        raise ValueError(f"train_sampling_strategy: expected one of {known}, got '{strategy}'{by_length}")
+    for name, remedy in UNSUPPORTED.items():
+        if value := getattr(args, name):
+            raise ValueError(f"{name}: not with this trainer, got {value}; {remedy}")
+    if "underflow_overflow" in list(args.debug):
+        raise ValueError(
+            "debug: underflow_overflow can't look into this trainer's LM head; leave it out: a loss or gradient that "
+            "is not finite ends the run and names its records"
+        )
     if args.max_steps == 0:
         raise ValueError("max_steps: expected 1 or more, or -1 for num_train_epochs, got 0")
     if args.torch_compile:
@@ -155,8 +183,9 @@ def check_arguments(args: TrainingArguments) -> None:
         raise ValueError("torch_compile: this trainer can't be compiled; leave it out")
     if os.environ.get(COMPILER, "no").lower() != "no":
         raise ValueError(f"{COMPILER}: this trainer can't be compiled; unset it, or leave --dynamo_backend out")
-    if getattr(args.accelerator_config, "split_batches", False):
-        raise ValueError("accelerator_config: expected split_batches false: it would change the records of a step")
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(args.accelerator_config, name, False):
+            raise ValueError(f"accelerator_config: expected {name} false: it would change the records of a step")
     for field in dataclasses.fields(TrainingArguments):
         usual = _default(field)
         if field.name in WITHOUT_EFFECT and getattr(args, field.name) != usual:
@@ -190,6 +219,24 @@ def check_batch_size(config: JepaConfig, args: TrainingArguments, compares_pairs
             "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise `batch_size` (and lower "
             "`grad_accum`), or take another loss"
         )
+
+
+def check_adapters(model: nn.Module, *, trains: bool) -> None:
+    """Raise a ``ValueError`` for adapters that a run folder can't hold, and for a model without trained weights.
+
+    Args:
+        model: as it was passed, possibly a PEFT wrapper.
+        trains: whether there are records to train on.
+    """
+    if hasattr(model, "get_base_model") and (name := model.active_adapter) != "default":
+        raise ValueError(
+            f"the active adapter is {name!r}, and a run folder holds the one named 'default'; leave adapter_name "
+            "out of get_peft_model or PeftModel.from_pretrained"
+        )
+    if trains and not any(parameter.requires_grad for parameter in model.parameters()):
+        remedy = "pass is_trainable=True to PeftModel.from_pretrained" if hasattr(model, "peft_config") else ""
+        remedy = remedy or "call model.requires_grad_(True); PEFT's merge_and_unload() leaves weights frozen"
+        raise ValueError(f"no weight of the model is trained; {remedy}")
 
 
 def check_grouping(group_by: GroupBy | None, config: JepaConfig) -> GroupBy | None:

@@ -129,6 +129,9 @@ def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, fl
     objective, context = trainer.objective, trainer.context(training=False)
     model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
     window, counts = MetricWindow(), dict.fromkeys(objective.names, 0.0)
+    if callable(switch := getattr(trainer.optimizer, "eval", None)):
+        # Schedule-free optimizers have other weights for evaluation; the next training step switches back.
+        switch()
     with evaluating(model):
         for batch in _micro_batches(trainer, prepared):
             # The Trainer wraps the model for mixed precision when training begins, which may be later.

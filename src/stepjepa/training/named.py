@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_named(
-    model: PreTrainedModel | nn.Module | str,
+    model: PreTrainedModel | nn.Module | str | os.PathLike[str],
     tokenizer: PreTrainedTokenizerBase | None,
     data: Data | Prepared | None,
     *,
@@ -44,7 +44,8 @@ def load_named(
     if isinstance(data, str | os.PathLike):
         data = Spooled(each_record_of_data(data))
     texts: Iterator[str] = iter(())
-    if isinstance(model, str):
+    if isinstance(model, str | os.PathLike):
+        model = os.fspath(model)
         if model.startswith(PREFIX):
             if data is None or isinstance(data, Prepared):
                 kind = type(data).__name__

@@ -102,6 +102,7 @@ PARTS = (
     ),
     PrivatePart("transformers:Trainer", "_total_loss_scalar", "written", "the same up to the last line of logs"),
     PrivatePart("transformers:Trainer", "_globalstep_last_logged", "written", "the step of the last line of logs"),
+    PrivatePart("transformers:Trainer", "_memory_tracker", "called", "memory of an evaluation, if it is asked for"),
     PrivatePart("transformers:Trainer", "_initial_global_step", "read", "whether a launch that failed has trained"),
     PrivatePart(
         "transformers:Trainer", "_internal_call", "called", "`save_model` uploads a folder without this argument"

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import atomic_write
+from stepjepa.base.files import atomic_write, json_at
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Stopped
@@ -24,7 +24,7 @@ from stepjepa.base.terminal import spelled
 from stepjepa.batch.dataset import Prepared
 from stepjepa.config.run import RunConfig
 from stepjepa.models.fingerprint import weights_fingerprint
-from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, checkpoint_fault, open_run_folder
+from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, checkpoint_fault, checkpoints, open_run_folder
 from stepjepa.store.hub import write_card
 from stepjepa.store.metric_names import UNNAMED, named_metric
 from stepjepa.store.prompts import write_trained_prompts
@@ -103,11 +103,7 @@ class Recorder(TrainerCallback):
         if resume in (None, False):
             # Other processes may look at another disk, or later, when the record of this run is there.
             if _broadcast(self.record is None and (self.folder / RUN_FILE).is_file()):
-                raise UserError(
-                    "holds the record of a run; train(resume_from_checkpoint=True) resumes it, or name another "
-                    "output_dir",
-                    path=self.folder,
-                )
+                raise UserError(f"holds the record of {self._way_on()}name another output_dir", path=self.folder)
             return None
         if resume is True or str(resume).lower() in ("last", "true", "auto"):
             return open_run_folder(str(self.folder), "last" if resume is True else str(resume), self._say)[1]
@@ -115,6 +111,14 @@ class Recorder(TrainerCallback):
         if fault := checkpoint_fault(Path(str(resume)), read_all=True):
             raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=str(resume))
         return str(resume)
+
+    def _way_on(self) -> str:
+        """Return the words for the run in the folder, and how a new trainer can go on with it."""
+        if checkpoints(self.folder):
+            return "a run; train(resume_from_checkpoint=True) resumes it, or "
+        if json_at(self.folder / RUN_FILE).get("status") == "finished":
+            return "a finished run without checkpoints; "
+        return "a run without checkpoints; train(resume_from_checkpoint='auto') begins it again, or "
 
     @contextmanager
     def launch(

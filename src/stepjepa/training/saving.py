@@ -160,7 +160,8 @@ def settings_of(optimizer: Optimizer | None) -> list[JsonObject]:
 def apply_settings(settings: list[JsonObject], optimizer: Optimizer | None, schedule: LRScheduler | None) -> None:
     """Override the hyperparameters that an optimizer and its schedule loaded from a checkpoint by those of this launch.
 
-    Without this a changed learning rate would have no effect.
+    Without this a changed learning rate would have no effect, and the first step of a run that was made longer would
+    have the rate of the last, shorter schedule: 0 behind its end.
 
     Args:
         settings: :func:`settings_of` the optimizer before the checkpoint was loaded.
@@ -176,10 +177,10 @@ def apply_settings(settings: list[JsonObject], optimizer: Optimizer | None, sche
     )
     for group, values in zip(groups, settings, strict=True):
         group.update({name: value for name, value in values.items() if name != "lr"})
-    if rates == old:
-        return
     inner = getattr(schedule, "scheduler", schedule)
     if not isinstance(inner, LambdaLR):
+        if rates == old:
+            return
         raise ValueError(
             f"expected the learning rate {old[0]} of the checkpoint, which the schedule keeps; got {rates[0]}"
         )

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from os import PathLike
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +40,12 @@ from stepjepa.training.held_out_sets import EvalData, named_sets
 from stepjepa.training.kernels import without_cudnn_attention
 from stepjepa.training.meter import Meter
 from stepjepa.training.named import load_named
+from stepjepa.training.noise import noise_of_sequences
 from stepjepa.training.passed_names import PassedNames
 from stepjepa.training.plan import FlopTracker, Plan
 from stepjepa.training.private import check_transformers
 from stepjepa.training.recording import Recorder
+from stepjepa.training.refused_methods import RefusedMethods
 from stepjepa.training.resuming import ResumeCallback
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
 Sums = dict[str, float]  # by the names of terms
 
 
-class JepaTrainer(CheckpointingTrainer):
+class JepaTrainer(RefusedMethods, CheckpointingTrainer):
     """transformers' Trainer with the loss ``gamma * LM loss + lbd * alignment loss``, and any other terms.
 
     Args:
@@ -96,7 +99,7 @@ class JepaTrainer(CheckpointingTrainer):
     @checks.naming_remedies
     def __init__(
         self,
-        model: PreTrainedModel | nn.Module | str,
+        model: PreTrainedModel | nn.Module | str | PathLike[str],
         args: TrainingArguments,
         jepa: JepaConfig | None = None,
         *,
@@ -104,7 +107,7 @@ class JepaTrainer(CheckpointingTrainer):
         eval_dataset: EvalData | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         views: Views | None = None,
-        callbacks: Sequence[TrainerCallback] = (),
+        callbacks: Sequence[TrainerCallback] | None = None,
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         objective: Objective | None = None,
         answer_scores: Callable[[PreTrainedModel, int, int], dict[str, float]] | None = None,
@@ -113,7 +116,9 @@ class JepaTrainer(CheckpointingTrainer):
         group_by: GroupBy | None = None,
     ) -> None:
         check_transformers()
+        checks.check_objects(model, args, jepa)
         self.jepa = jepa or JepaConfig()
+        callbacks = [*(callbacks or ())]
         # Recorded before names are replaced by what is loaded.
         self.passed = PassedNames.of(
             model,
@@ -129,6 +134,7 @@ class JepaTrainer(CheckpointingTrainer):
         model, tokenizer, train_dataset = load_named(
             model, processing_class, train_dataset, predictors=self.jepa.used_predictors, seed=args.seed
         )
+        checks.check_adapters(model, trains=train_dataset is not None)
         checks.adjust(args, model)
         self._bind(model, tokenizer, args, objective)
         if train_dataset is not None:
@@ -222,8 +228,9 @@ class JepaTrainer(CheckpointingTrainer):
         self.flops = FlopModel.of(self.model, **recomputation(args), ema=self.ema is not None)
         say = print if self.is_world_process_zero() else lambda line: None
         self.tracker = FlopTracker(self.flops, self.total, say) if track_flop else None
-        self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
-        if not args.disable_tqdm:
+        # None in a notebook, whose own bar and table stay.
+        bar = self.pop_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
+        if bar is not None and not args.disable_tqdm:
             self.add_callback(BarCallback())
         self.guard = NonfiniteGuard(self)
         self.add_callback(self.guard)
@@ -282,7 +289,8 @@ class JepaTrainer(CheckpointingTrainer):
                 micro-batch alone.
         """
         counts = self._counts([inputs]) if num_items_in_batch is None else num_items_in_batch
-        losses = jepa_loss(model, inputs, self.objective, counts, self.context())
+        with noise_of_sequences(self.model, inputs, self.neftune_noise_alpha):
+            losses = jepa_loss(model, inputs, self.objective, counts, self.context())
         self.meter.add(inputs, losses, counts)
         # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
         loss = self.guard.watch(losses) * self.accelerator.num_processes
@@ -420,6 +428,7 @@ class JepaTrainer(CheckpointingTrainer):
         Raises:
             ValueError: there are no records.
         """
+        self._memory_tracker.start()
         is_own = eval_dataset is None or eval_dataset is self.eval_dataset
         sets = self.held_out if is_own else self._prepare_held_out(eval_dataset, self.processing_class)
         if not sets:
@@ -437,8 +446,5 @@ class JepaTrainer(CheckpointingTrainer):
             of_all |= metrics
         if is_own and metric_key_prefix == "eval":
             self.evaluated[self.state.global_step] = of_all
+        self._memory_tracker.stop_and_update_metrics(of_all)
         return of_all
-
-    def predict(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raise a ``ValueError``: Trainer would return logits of packed rows, not of records."""
-        raise ValueError("predict: expected evaluate() for losses, or stepjepa.evaluate(folder, file) for answers")
