@@ -81,6 +81,8 @@ REMEDIES = {
     "assistant_only_loss": "leave it out: the assistant's tokens alone are trained anyway, see JepaConfig(labels=...)",
     "completion_only_loss": "leave it out: the assistant's tokens alone are trained anyway, see JepaConfig(labels=...)",
     "chat_template_path": "set tokenizer.chat_template before you pass the tokenizer",
+    "model_init_kwargs": "pass the model of from_pretrained(..., **model_init_kwargs)",
+    "eos_token": "set tokenizer.eos_token before you pass the tokenizer",
     "router_aux_loss_coef": "set JepaConfig(router_loss=...)",
     "loss_type": "leave it out; JepaConfig and objective= choose the loss",
 }

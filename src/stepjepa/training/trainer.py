@@ -228,9 +228,8 @@ class JepaTrainer(RefusedMethods, CheckpointingTrainer):
         self.flops = FlopModel.of(self.model, **recomputation(args), ema=self.ema is not None)
         say = print if self.is_world_process_zero() else lambda line: None
         self.tracker = FlopTracker(self.flops, self.total, say) if track_flop else None
-        # None in a notebook, whose own bar and table stay.
-        bar = self.pop_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
-        if bar is not None and not args.disable_tqdm:
+        # A notebook has another bar, with a table, which stays.
+        if self.pop_callback(PrinterCallback if args.disable_tqdm else ProgressCallback) and not args.disable_tqdm:
             self.add_callback(BarCallback())
         self.guard = NonfiniteGuard(self)
         self.add_callback(self.guard)
