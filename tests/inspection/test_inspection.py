@@ -14,14 +14,16 @@ import chat_templates
 import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.batch.prepare import prepare
-from stepjepa.chat.special_tokens import add_predictor_tokens
+from stepjepa.chat.special_tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.inspection.record import Inspection, inspect_records, token_text, visible_matrix
-from stepjepa.inspection.record_text import COLOURS, EDGE, READ, as_text, title, visible_text
+from stepjepa.inspection.record_text import COLOURS, EDGE, NO_TEXT, READ, as_text, title, visible_text
+from stepjepa.inspection.served import ShownTurn, shown_turns
 from stepjepa.inspection.tree_picture import write_png
 from stepjepa.models.presets import train_tokenizer
-from stepjepa.views.sequences import SampledRecord
+from stepjepa.views import layouts
+from stepjepa.views.sequences import SampledRecord, TokenSequence, main_sequence
 
 MODES = [
     ("regular", "separate"),
@@ -124,8 +126,7 @@ def test_branches_are_runs_of_tokens_of_the_same_sequences(
         elif layout != "inplace":
             assert branch.kind == result.sequences[branch.sequences[0]].kind
     kinds = {branch.kind for branch in result.branches}
-    wanted = {"regular": {"shared", "main"}, "llm-jepa": set(COLOURS), "step-jepa": set(COLOURS)}
-    assert kinds == wanted[mode]
+    assert kinds == ({"shared", "main"} if mode == "regular" else set(COLOURS) - {"other"})
 
 
 def test_predictors_and_isolated_steps_in_place_have_branches_of_their_own(
@@ -218,6 +219,80 @@ def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list
     with pytest.raises(UserError, match="and training leaves it out; raise `max_length`, or pass `over_length trunc"):
         inspect_records(records, 0, tokenizer, config)
     assert inspect_records(records, 0, tokenizer, replace(config, over_length="truncate")).records[0]["line"] == 1
+
+
+def test_a_record_that_is_left_out_does_not_hide_the_others(records: list[Record], tokenizer: Any) -> None:
+    (full,) = inspect_records(records, 0, tokenizer, _config("regular", "separate")).records
+    config = _config("regular", "separate", max_length=full["main_tokens"] - 1, over_length="skip")
+    result = inspect_records(records, 0, tokenizer, config, count=3)
+    assert [record["line"] for record in result.records] == [2, 4]
+    (left_out,) = result.left_out
+    assert left_out["line"] == 1
+    assert "training leaves it out; raise `max_length`, or pass `over_length truncate`" in left_out["reason"]
+    assert title(result).startswith("sums.jsonl · line 2, 4 · ")
+
+
+def _chat(*texts: str) -> Record:
+    turns = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+    return parse_record({"messages": turns}, "chats.jsonl", 1)
+
+
+def test_only_what_is_trained_is_shown_as_an_answer(tokenizer: Any) -> None:
+    """Not a turn that is skipped, nor what truncation cuts off; every answer where the whole chat is trained."""
+    record, config = _chat("Red?", "Red", "More?", "Blue\n\nOne"), _config("regular", "separate")
+    first, second = (len(each.prompt) + len(each.answer) for each in _turns(tokenizer, record))
+    skipped = inspect_records([record], 0, tokenizer, replace(config, max_length=second - 1, over_length="skip"))
+    assert skipped.records[0]["answers"] == [{"name": "answer 1", "text": "Red"}]
+    assert skipped.records[0]["untrained"] == ["answer 2"]
+    assert "line 1, answer 2: not trained: with its prompt it has too many tokens for max_length" in as_text(skipped)
+    for cut in range(first, second):
+        short = replace(config, max_length=cut, over_length="truncate")
+        result, (made,) = inspect_records([record], 0, tokenizer, short), tiny.tokenized(tokenizer, short, [record])
+        trained = [tokenizer.decode(each.answer) for each in shown_turns(made, cut)]
+        found = [answer["text"] for answer in result.records[0]["answers"]]
+        assert found == [text.removesuffix("<|im_end|>") for text in trained]
+        assert result.records[0]["untrained"] == ["answer 2"] * (2 - len(trained))
+    steps = _config("step-jepa", "branched", max_length=second - 1, over_length="skip")
+    result = inspect_records([record], 0, tokenizer, steps)
+    assert (result.records[0]["steps"], result.records[0]["untrained"]) == ([], ["answer 2"])
+    for labels in ("all", "reference"):
+        (shown,) = inspect_records([record], 0, tokenizer, replace(config, labels=labels)).records
+        assert [answer["text"] for answer in shown["answers"]] == ["Red", "Blue\n\nOne"]
+
+
+def _turns(tokenizer: Any, record: Record) -> list[ShownTurn]:
+    (whole,) = tiny.tokenized(tokenizer, _config("regular", "separate"), [record])
+    return list(shown_turns(whole, 512))
+
+
+def test_the_plain_format_without_answers_shows_none(tokenizer: Any) -> None:
+    made = copy.deepcopy(tokenizer)
+    add_plain_tokens(made)
+    config, record = _config("regular", "separate", plain=True), _chat("Red?", "Red", "More?", "Blue")
+    for labels, answers in (("all", []), ("reference", ["Blue"]), ("assistant", ["Blue"])):
+        result = inspect_records([record], 0, made, replace(config, labels=labels))
+        assert [answer["text"] for answer in result.records[0]["answers"]] == answers
+        assert NO_TEXT not in as_text(result)
+
+
+def test_a_custom_layout_may_have_sequences_without_text_and_readouts(tokenizer: Any, tmp_path: Path) -> None:
+    def place(record: Any, predictors: Any, reading: Any) -> list[TokenSequence]:
+        labels = np.stack([record.labels, record.ids[record.labels + 1]], axis=1)
+        return [main_sequence(record), TokenSequence(record.ids[1:], labels - [1, 0]), TokenSequence(record.ids[:0])]
+
+    layouts.layout("bare", modes=("regular",))(place)
+    try:
+        result = inspect_records([_chat("Red?", "Red")], 0, tokenizer, _config("regular", "bare"))
+    finally:
+        del layouts.LAYOUTS["bare"]
+    assert [(each.name, each.kind) for each in result.sequences] == [
+        ("main", "main"),
+        ("other 1", "other"),
+        ("other 2", "other"),
+    ]
+    assert {branch.kind for branch in result.branches} == {"main", "other"}
+    assert "other: other 1" in as_text(result)
+    write_png(result, tmp_path / "bare.png", title(result))
 
 
 def test_white_space_is_made_visible_and_control_characters_are_escaped() -> None:

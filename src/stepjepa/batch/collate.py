@@ -93,6 +93,10 @@ class Collator:
                     placed = LAYOUTS[self.layout].place(text, self.predictors, self.reading)
                 except UserError as error:
                     raise UserError(f"{error} (line {record.line})") from None
+                if not placed:
+                    raise ValueError(
+                        f"layout '{self.layout}': expected a sequence or more, got none (line {record.line})"
+                    )
                 sequences += _renumbered(placed, sequences)
             else:
                 sequences.append(main_sequence(text))

@@ -5,6 +5,7 @@ Later stages never search text; this module alone knows modes and steps.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -83,6 +84,13 @@ class _RecordText(NamedTuple):
     pairs: list[PairText]
 
 
+class TrainedTurn(NamedTuple):
+    """A turn of a record, and how much of its text is kept."""
+
+    turn: Turn
+    end: int  # one past the last kept character; 0 if nothing of the turn is trained
+
+
 class RecordTokenizer:
     """Tokenises records for one configuration.
 
@@ -139,6 +147,19 @@ class RecordTokenizer:
             self._assemble(record, text, list(islice(turn_tokens, len(text.turns))), encoded)
             for record, text in zip(records, rendered, strict=True)
         ]
+
+    def trained_turns(self, record: Record) -> list[TrainedTurn]:
+        """Return the texts of :meth:`turns` up to where ``max_length`` cuts them; counts the record, as tokenising."""
+        turns = self.turns(record)
+        tokens = self._texts.turns(turns)
+        _, placed = self._join_turns(record, turns, tokens)
+        trained = []
+        for number, (turn, turn_tokens) in enumerate(zip(turns, tokens, strict=True)):
+            length, characters = placed[number].length if number in placed else 0, range(len(turn.text) + 1)
+            whole = length == len(turn_tokens.tokens.ids)
+            end = len(turn.text) if whole else bisect_left(characters, length, key=turn_tokens.tokens.first_overlapping)
+            trained.append(TrainedTurn(turn, end))
+        return trained
 
     def _render(self, record: Record) -> _RecordText:
         """Render the turns and the pairs of a record; its errors name file and line."""

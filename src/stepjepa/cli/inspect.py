@@ -43,6 +43,8 @@ def inspect(args: argparse.Namespace) -> JsonObject:
     inspection = inspect_records(records, args.index, training_tokenizer(run, records), run.jepa, args.records)
     if (unused := inspection.template.get(NOT_USED)) is not None:
         note(f"{NOT_USED}: {unused}")
+    for record in inspection.left_out:
+        note(f"{visible(inspection.path)}:{record['line']} is not shown: {record['reason']}")
     if inspection.refused is not None:
         note(f"would be refused by train: {one_line(inspection.refused)}")
     if not args.json:

@@ -5,6 +5,7 @@ Sequences and rows are built by the functions that training uses.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -19,7 +20,7 @@ from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.pack import Rows, pack
 from stepjepa.batch.prepare import check_usable
-from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
+from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, TrainedTurn
 from stepjepa.batch.view_text import step_views
 from stepjepa.chat.turn_text import Turn
 from stepjepa.config.jepa import JepaConfig
@@ -58,7 +59,7 @@ class BranchInfo:
 
     index: int
     row: int
-    kind: str  # 'shared' if it belongs to several sequences, else 'main', 'source' or 'target'
+    kind: str  # 'shared' if it belongs to several sequences, else the kind of its own one
     sequences: tuple[int, ...]  # indices of these sequences
     parent: int | None  # index of the branch before it in its sequences; None for the first one
     isolated: bool  # it sees only itself (layout 'inplace')
@@ -73,7 +74,8 @@ class SequenceInfo:
     # Such as 'main' or 'source 1', with the record's line if several records are shown; 'main 1', 'main 2' where a
     # template that rewrites earlier turns needs several texts.
     name: str
-    kind: str  # 'main', 'source' or 'target'
+    # 'main', 'source' or 'target'; 'other' for one of a custom layout that is no main text and has no readout.
+    kind: str
     tokens: int  # number of its tokens
     shared: int  # number of those that belong to other sequences, too
     places: tuple[tuple[int, int], ...]  # ranges [start, end) of the tokens on its path through the tree
@@ -89,14 +91,16 @@ class Inspection:
     tokens: list[TokenInfo]  # those of all rows
     branches: list[BranchInfo]  # in the order of their tokens
     sequences: list[SequenceInfo]  # in the order of their records
-    # For each record: 'line'; 'steps' (Step-JEPA) or 'answers', each with 'name' and 'text'; number of 'pairs';
-    # 'views', the texts of each pair as 'source' and 'target'; 'main_tokens', its length; 'main_texts', that of each
-    # of its texts.
+    # For each record: 'line'; 'steps' (Step-JEPA) or 'answers', each with 'name' and the 'text' that is trained;
+    # 'untrained', the names of answers that are left out; number of 'pairs'; 'views', the texts of each pair as
+    # 'source' and 'target'; 'main_tokens', its length; 'main_texts', that of each of its texts.
     records: list[JsonObject]
     # For the whole file: 'lines'; 'counts', see tokenize.COUNTS; 'tokens', see dataset.Prepared.
     file: JsonObject
     template: dict[str, str]  # facts derived from the chat template
     refused: str | None = None  # the error with which training would refuse the file
+    # The records among those asked for of which nothing is trained: 'line', and the 'reason'.
+    left_out: list[JsonObject] = field(default_factory=list)
 
 
 def inspect_records(
@@ -105,8 +109,8 @@ def inspect_records(
     """Pack ``count`` records of a file from ``index`` on as one micro-batch and describe it, and the whole file.
 
     A record that would stop training (too long, or without a pair where one is required) does not stop the
-    inspection: it is shown truncated, and counted, and ``refused`` is the error of training. Without ``row_length``
-    there is one row.
+    inspection: it is shown truncated, and counted, and ``refused`` is the error of training. One of which nothing is
+    trained is in ``left_out``. Without ``row_length`` there is one row.
 
     Args:
         records: those of the whole file.
@@ -116,7 +120,7 @@ def inspect_records(
         count: number of records to describe.
 
     Raises:
-        UserError: there is no such record, training skips it, or it can't be rendered.
+        UserError: there is no such record, none of them is trained, or one can't be rendered.
     """
     if not 0 <= index < len(records):
         fault = f"`index {index}`: the file has {len(records)} records; choose 0 to {len(records) - 1}"
@@ -129,11 +133,17 @@ def inspect_records(
     collator = Collator.of(config, record_tokenizer.predictors.tolist())
     parts: list[list[TokenSequence]] = []
     infos: list[JsonObject] = []
+    left_out: list[JsonObject] = []
+    # It counts the records that are described once more, so the counts of the file are another one's.
+    describing = RecordTokenizer(tokenizer, lenient)
     for record, tokens_of_record in zip(records[index : index + count], tokenized[index:], strict=False):
         if tokens_of_record is None:
-            raise UserError(_why_left_out(record, tokenizer, config), path=record.path, line=record.line)
+            left_out.append({"line": record.line, "reason": _why_left_out(record, tokenizer, config)})
+            continue
         parts.append(collator.sequences(SampledRecord(tokens_of_record)))
-        infos.append(_describe_record(record, tokens_of_record, record_tokenizer, config))
+        infos.append(_describe_record(record, tokens_of_record, describing, config))
+    if not infos:
+        raise UserError(left_out[0]["reason"], path=records[index].path, line=left_out[0]["line"])
     tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
     return Inspection(
         path=records[index].path,
@@ -150,6 +160,7 @@ def inspect_records(
         },
         template=record_tokenizer.describe(),
         refused=_refusal(records, tokenizer, config, record_tokenizer),
+        left_out=left_out,
     )
 
 
@@ -159,23 +170,45 @@ def _describe_record(
     """Return the line, texts, views and counts of a record, see ``Inspection.records``."""
     tokenizer, predictors = record_tokenizer.tokenizer, record_tokenizer.predictors
     views = [_view_texts(pair, tokenizer, predictors, config) for pair in tokenized.all_pairs]
-    texts = _trained_texts(record_tokenizer.turns(record), config)
+    texts = _trained_texts(record, record_tokenizer.trained_turns(record), config)
     lengths = {"main_tokens": tokenized.length, "main_texts": [len(text.ids) for text in tokenized.texts]}
     return {"line": record.line, **texts, "views": views, "pairs": len(views), **lengths}
 
 
-def _trained_texts(turns: Sequence[Turn], config: JepaConfig) -> JsonObject:
-    """Return the steps of the last turn in Step-JEPA, else the answers of all trained turns, each with its name."""
+def _trained_texts(record: Record, trained: Sequence[TrainedTurn], config: JepaConfig) -> JsonObject:
+    """Return the texts that a record trains, cut off where training cuts them, see ``Inspection.records``.
+
+    They are the steps of the last turn in Step-JEPA, else the answers: of all trained turns or, where a chat is trained
+    as one text, of all its assistant messages.
+    """
+    is_turn = config.labels == "assistant"
+    answers = {f"answer {number}": it for number, it in enumerate(trained, start=1)} if is_turn else {}
+    untrained = [name for name, (_, end) in answers.items() if not end]
+    steps, texts = dict[str, str](), dict[str, str]()
     if config.mode == "step-jepa":
-        last = turns[-1]
-        steps = step_views(last, config.step_separator, config.steps_from)
-        named = {f"step {number}": last.text[step.start : step.end] for number, step in enumerate(steps, start=1)}
+        turn, end = trained[-1]
+        views = step_views(turn, config.step_separator, config.steps_from)
+        cut = [turn.text[view.start : min(view.end, end)] for view in views if view.start < end]
+        steps = {f"step {number}": text for number, text in enumerate(cut, start=1)}
+    elif is_turn:
+        texts = {name: _cut(turn, turn.message, end) for name, (turn, end) in answers.items() if end}
     else:
-        answers = [turn.text[slice(*turn.spans[turn.message])] for turn in turns]
-        named = {f"answer {number}": text for number, text in enumerate(answers, start=1)}
-        named = {"answer": answers[0]} if len(answers) == 1 else named
-    key = "steps" if config.mode == "step-jepa" else "answers"
-    return {"steps": [], "answers": []} | {key: [{"name": name, "text": text} for name, text in named.items()]}
+        turn, end = trained[0]
+        answers_at = [place for place, message in enumerate(record.messages) if message["role"] == "assistant"]
+        if config.plain:  # it has the last exchange or, where all of it is trained, the last question alone
+            answers_at = [place for place in answers_at if turn.spans[place] != (0, 0)]
+        kept = [place for place in answers_at if turn.spans[place][0] < end]
+        texts = {f"answer {number}": _cut(turn, place, end) for number, place in enumerate(kept, start=1)}
+    if len(texts) == 1 and not untrained:
+        texts = {"answer": next(iter(texts.values()))}
+    named = ([{"name": name, "text": text} for name, text in each.items()] for each in (steps, texts))
+    return {**dict(zip(("steps", "answers"), named, strict=True)), "untrained": untrained}
+
+
+def _cut(turn: Turn, message: int, end: int) -> str:
+    """Return the content of a message in the text of a turn, up to the character ``end``."""
+    start, behind = turn.spans[message]
+    return turn.text[start : max(start, min(behind, end))]
 
 
 def _view_texts(pair: Pair, tokenizer: PreTrainedTokenizerBase, predictors: Ids, config: JepaConfig) -> JsonObject:
@@ -283,25 +316,28 @@ def _describe_tokens(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[Tok
 
 
 def _names(parts: Sequence[Sequence[TokenSequence]]) -> Iterator[str]:
-    """Yield the name of each sequence of some records; the main texts of a record are numbered if it has several."""
+    """Yield the name of each sequence of some records: of its pair, or numbered if a record has several of its kind."""
     for part in parts:
-        number, several = 0, sum(_kind(sequence) == "main" for sequence in part) > 1
-        for sequence in part:
-            if (kind := _kind(sequence)) == "main":
-                number += 1
-                yield f"main {number}" if several else kind
-            else:
+        kinds, number = [_kind(sequence) for sequence in part], Counter[str]()
+        for sequence, kind in zip(part, kinds, strict=True):
+            number[kind] += 1
+            if kind in ("source", "target"):
                 yield f"{kind} {sequence.readouts[0].pair + 1}"
+            else:
+                yield f"{kind} {number[kind]}" if kinds.count(kind) > 1 else kind
 
 
 def _kind(sequence: TokenSequence) -> str:
-    return "main" if len(sequence.text) else sequence.readouts[0].kind
+    """Return the kind of a sequence, see :class:`SequenceInfo`."""
+    if len(sequence.text):
+        return "main"
+    return sequence.readouts[0].kind if sequence.readouts else "other"
 
 
 def _describe_sequence(sequence: TokenSequence, name: str, path: Sequence[int], shared: int) -> SequenceInfo:
     """Describe a sequence by the places of its tokens; ``shared`` of them belong to other sequences, too."""
     runs = np.split(path, np.flatnonzero(np.diff(path) != 1) + 1)
-    ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs)
+    ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs if len(run))
     return SequenceInfo(name, _kind(sequence), len(path), shared, ranges)
 
 

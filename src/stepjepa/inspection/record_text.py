@@ -11,13 +11,15 @@ from stepjepa.chat.unused import NOT_USED
 from stepjepa.inspection.record import BranchInfo, Inspection, TokenInfo
 
 COLOURS = {"shared": PALETTE[3], "main": PALETTE[0], "source": PALETTE[4], "target": PALETTE[2]}
+COLOURS["other"] = PALETTE[5]
 MEANING = {"shared": "shared by several sequences", "main": "main text"}
-MEANING |= {"source": "source view", "target": "target view"}
+MEANING |= {"source": "source view", "target": "target view", "other": "other sequence of the layout"}
 READ = "◂"  # behind a token whose state is read
 TRAINED = "→"  # behind a token that is trained to predict the next one, or the tokens named after the arrow
 EDGE = "│"  # between other tokens
 
-NO_TEXT = "(no text; its tool calls and its thought are trained as shown above)"
+NO_TEXT = "(no text; its tool calls, and its thought if it has one, are trained as shown above)"
+UNTRAINED = "not trained: with its prompt it has too many tokens for max_length"
 
 _VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
@@ -87,6 +89,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
         line, limit = f"line {record['line']}", inspection.config.max_length
         texts = [*record["steps"], *record["answers"]]
         facts += [(f"{line}, {text['name']}", visible_text(text["text"]) or NO_TEXT) for text in texts]
+        facts += [(f"{line}, {name}", UNTRAINED) for name in record["untrained"]]
         for number, pair in enumerate(record["views"], start=1):
             source, target = (visible_text(pair[name]) for name in ("source", "target"))
             facts.append((f"{line}, pair {number}", f"source {source} {EDGE} target {target}"))
