@@ -31,7 +31,7 @@ def lines(*parts: str) -> Callable[[Sequence[Message]], str]:
 def texts(render: Any, messages: Sequence[Message], wanted: Sequence[int], **options: Any) -> list[tuple[Kind, Any]]:
     text = render(messages)
     places = locate(render, messages, text, wanted, **options)
-    return [(part.kind, span and (span[0], text[slice(*span)])) for part, span in places]
+    return [(part.kind, span and (span[0], text[slice(*span)])) for part, span, _ in places]
 
 
 def test_equal_texts_are_told_by_their_marks() -> None:

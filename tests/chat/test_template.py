@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,7 +138,10 @@ LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end
 ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 REFUSED: dict[str | None, str] = {
     None: "no chat template; ",
-    "{{ messages[0]['content'] }}": "does not render a user and an assistant message",
+    "{{ messages[0]['content'] }}": "does not render an assistant message; use a `chat_template` that",
+    "{{ messages[-1]['content'] }}": "does not render a user message; ",
+    "{{ bos_token }}": "does not render a user and an assistant message; ",
+    LOOP.replace("in messages", "in messages | reverse"): "writes an answer in front of its question; use",
     # It can't be read.
     "\n\n{% for %}": "can't be read: line 3: ",
     "{{ x | no_such_filter }}": "No filter named 'no_such_filter'",
@@ -150,6 +155,71 @@ REFUSED: dict[str | None, str] = {
     "{{ ''.__class__.__mro__ }}": "access to attribute '__class__'",
     "{{ messages.append('a') }}": "access to attribute 'append'",
 }
+
+
+def _of_all(content: str) -> str:
+    """A template that writes the expression ``content`` of every message ``m``."""
+    return LOOP.replace("m.content", content) + ASK
+
+
+SYSTEM_LAST = (
+    "{% for m in messages if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' }}"
+    "{% endfor %}{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+)
+CHANGED = {
+    "upper case": (
+        _of_all("m.content | upper"),
+        "rewrites 'content' (it writes 'TWO. THREE.' for 'Two. Three.'), so that it can't be trained",
+    ),
+    "upper case of answers in a generation block": (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content | upper + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}"
+        "{{ '\\n' }}{% endfor %}" + ASK,
+        "rewrites 'content' (it writes 'TWO. THREE.' for 'Two. Three.')",
+    ),
+    "cut": (_of_all("m.content[:9]"), "leaves out, cuts or rewrites 'content', so that it"),
+    "twice": (
+        _of_all("(m.content + m.content if m.role == 'assistant' else m.content)"),
+        "writes 'content' more than once, so that a served answer would repeat it; use a `chat_template` that",
+    ),
+    "system last": (SYSTEM_LAST + ASK, "writes the system message behind the answer, so that no prompt ends there"),
+    "system behind the prompt": (
+        SYSTEM_LAST.replace("{% endfor %}", "{% endfor %}" + ASK, 1),
+        "writes the system message behind the answer, so that no prompt ends there",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_template_that_changes_messages_is_refused_for_its_own_reason(name: str, tiny_tokenizer: Any) -> None:
+    source, fault = CHANGED[name]
+    template = with_template(tiny_tokenizer, source)
+    with pytest.raises(UserError, match=re.escape(f"the chat template {fault}")):
+        template.turns(messages(("system", "Be kind."), ("user", "One?"), ("assistant", "Two. Three.")))
+
+
+@pytest.mark.parametrize("change", ["m.content | upper", "m.content + m.content"])
+def test_what_a_template_makes_of_questions_is_trained_as_it_is_served(change: str, tiny_tokenizer: Any) -> None:
+    template = with_template(tiny_tokenizer, _of_all(f"({change} if m.role == 'user' else m.content)"))
+    asked = messages(("user", "One?"), ("assistant", "Two."))
+    (turn,) = template.turns(asked)
+    assert turn.text[: turn.answer] == template.prompt(asked[:1])
+    assert turn.text[turn.answer :] == "Two.<|im_end|>"
+
+
+@pytest.mark.parametrize("name", ["eos_token", "pad_token"])
+@pytest.mark.parametrize("unknown", [False, True])
+def test_a_special_token_that_the_vocabulary_lacks_is_refused(name: str, unknown: bool, tiny_tokenizer: Any) -> None:
+    """It raised a TypeError; with a token for unknown characters, that one became the stop token."""
+    made = copy.deepcopy(tiny_tokenizer)
+    if unknown:
+        made.add_special_tokens({"unk_token": "<unk>"})
+    setattr(made, name, "<own>")
+    fault = f"the tokenizer's {name} '<own>' is not in its vocabulary; add it with tokenizer.add_special_tokens("
+    with pytest.raises(UserError, match=re.escape(f"{fault}{{'{name}': '<own>'}})")):
+        with_template(made, chat_templates.OPEN_ENDED)
+    made.add_special_tokens({name: "<own>"})
+    assert with_template(made, chat_templates.OPEN_ENDED).stop_tokens == [made.eos_token]
 
 
 @pytest.mark.parametrize("source", REFUSED)

@@ -225,7 +225,7 @@ def test_a_thought_that_a_variable_of_the_prompt_opens(template: Any) -> None:
 def test_content_beside_a_call_that_is_not_written(name: str, template: Any) -> None:
     messages = with_call("q", "cod", "a fish", "Yes.")
     messages[1]["content"] = "Let me look."
-    with pytest.raises(UserError, match="leaves out or rewrites 'content' beside tool calls"):
+    with pytest.raises(UserError, match="leaves out, cuts or rewrites 'content' beside tool calls"):
         template(name).turns(messages, TOOLS)
 
 

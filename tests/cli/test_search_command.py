@@ -139,6 +139,23 @@ def test_rows_without_a_text_are_an_error_or_skipped(form: str, folder: Path, ca
     assert "holds no texts besides skipped lines" in capsys.readouterr().err
 
 
+def test_answers_without_a_text_are_named_for_what_they_are_and_can_be_skipped(folder: Path, capsys: Any) -> None:
+    """Both were called empty, and a thought alone ended the search with --bad_records skip, too."""
+    call = {"type": "function", "function": {"name": "look", "arguments": {"q": "x"}}}
+    answers = [{"content": "Red."}, {"content": "", "tool_calls": [call]}, {"content": "<think>Hm.</think>"}]
+    corpus = folder / "answers_without_text.jsonl"
+    ask = {"role": "user", "content": "Which?"}
+    write_jsonl(corpus, ({"messages": [ask, {"role": "assistant", **answer}]} for answer in answers))
+    command = ["--query", "Which?", "--corpus", corpus, "--no_cache", "--json"]
+    assert search(folder, *command) == 2
+    fault = "answers_without_text.jsonl:2: the last answer is a tool call without text; end the chat with an answer in"
+    assert f"{fault} text, or leave such lines out with --bad_records skip\n" in capsys.readouterr().err
+    assert search(folder, *command, "--bad_records", "skip") == 0
+    captured = capsys.readouterr()
+    assert [hit["text"] for hit in json.loads(captured.out)["results"][0]["hits"]] == ["Red."]
+    assert "answers_without_text.jsonl:3: the text is a thought without an answer" in captured.err
+
+
 def test_embeddings_are_kept_beside_the_corpus_and_renewed(
     folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

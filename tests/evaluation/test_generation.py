@@ -129,7 +129,9 @@ def test_settings_that_transformers_loads_and_does_not_save_are_left_out(tmp_pat
     with pytest.raises(ValueError, match="GenerationConfig is invalid"):
         model.save_pretrained(tmp_path / "before")
     serve_as_trained(model, copy.deepcopy(tokenizer), plain=False)
-    said = "temperature 0.6, top_p 0.9, length_penalty 2.0 left out, which do nothing without do_sample and num_beams"
+    said = "temperature 0.6, top_p 0.9, length_penalty 2.0 left out, which transformers uses and saves only with"
+    override = """--override-generation-config '{"temperature": 0.6, "top_p": 0.9}'"""
+    said += f" do_sample and num_beams; vLLM would sample by them: serve with {override}"
     assert f"note: generation_config.json: {said}\n" in capsys.readouterr().err
     model.save_pretrained(tmp_path / "after")
     assert GenerationConfig.from_pretrained(tmp_path / "after").temperature is None

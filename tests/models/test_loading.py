@@ -18,6 +18,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
 from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.models import weights
+from stepjepa.models.generation import serve_as_trained
 from stepjepa.models.loading import (
     LoraSettings,
     add_lora,
@@ -97,6 +98,37 @@ def test_code_of_a_model_is_run_only_when_asked_for(with_code: Path, tmp_path: P
     model, _ = load_model(str(with_code), trust_remote_code=True)
     assert type(model).__name__ == "OwnModel"
     assert (tmp_path / "ran").exists()
+
+
+def give_tokenizer_code(folder: Path, name: str) -> None:
+    """Make a class in the model's folder that of its tokenizer."""
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config |= {"tokenizer_class": name, "auto_map": {"AutoTokenizer": [None, f"own_bpe.{name}"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    code = f"from transformers import PreTrainedTokenizerFast\nclass {name}(PreTrainedTokenizerFast):\n    pass\n"
+    (folder / "own_bpe.py").write_text(code, encoding="utf-8")
+
+
+def test_a_tokenizer_that_could_not_be_loaded_again_is_refused_before_training(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its class' name transformers decides how it saves ``auto_map``; the run ended well, and nothing loaded it."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    give_tokenizer_code(base, "OwnBPE")
+    model, tokenizer = load_model(str(base), trust_remote_code=True)
+    with pytest.raises(UserError, match=r"class own_bpe.OwnBPE so that .* rename it to OwnBPETokenizer in its file"):
+        serve_as_trained(model, tokenizer, plain=False)
+    saved = tmp_path / "saved"
+    tokenizer.save_pretrained(saved)
+    with pytest.raises(UserError, match=r'tokenizer_config.json: auto_map .*; write \[null, "own_bpe.OwnBPE"\] there'):
+        load_tokenizer(str(saved), trust_remote_code=True)
+    give_tokenizer_code(saved, "OwnBPE")
+    assert type(load_tokenizer(str(saved), trust_remote_code=True)).__name__ == "OwnBPE"
+    give_tokenizer_code(base, "OwnBPETokenizer")
+    model, tokenizer = load_model(str(base), trust_remote_code=True)
+    serve_as_trained(model, tokenizer, plain=False)
+    tokenizer.save_pretrained(saved)
+    assert type(load_tokenizer(str(saved), trust_remote_code=True)).__name__ == "OwnBPETokenizer"
 
 
 LAYER = "model.layers.1.mlp.up_proj.weight"

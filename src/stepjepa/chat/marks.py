@@ -42,6 +42,7 @@ class Place(NamedTuple):
 
     part: Part
     span: Span | None
+    repeats: bool = False  # it is written more than once; the span is the last one
 
 
 def locate(
@@ -85,7 +86,7 @@ def locate(
 def contents(places: Sequence[Place], count: int) -> list[Span | None]:
     """Return the span of the content of each of ``count`` messages, without a thought before it; None if missing."""
     spans: list[Span | None] = [None] * count
-    for part, span in places:
+    for part, span, _ in places:
         if part.kind == "content":
             spans[part.message] = span
     return spans
@@ -127,7 +128,7 @@ def locate_all(render: Render, messages: Sequence[Message], text: str, *, opened
     places = marker.locate(render, set(range(len(messages))), once=True)
     if places is None:
         return None
-    present = sorted((span, number) for number, (_, span) in enumerate(places) if span is not None)
+    present = sorted((span, number) for number, (_, span, _) in enumerate(places) if span is not None)
     numbers = [number for _, number in present]
     ends = (n for n, following in pairwise(numbers) if places[n].part.trail and places[following].part.lead)
     return Located(text, places, frozenset(ends))
@@ -174,7 +175,10 @@ class _Marker:
                 outside = None
             if outside is not None:
                 spans = _with_white_space(parts, inside, outside)
-        return [Place(part, span) for part, span in zip(parts, spans, strict=True)]
+        return [
+            Place(part, span, number in inside.repeats)
+            for number, (part, span) in enumerate(zip(parts, spans, strict=True))
+        ]
 
     def marked(self, chosen: set[int], *, outside: bool) -> tuple[list[Message], list[Part]]:
         """Return the chat with marks around some messages' texts, ``outside`` or inside their outer white space."""
@@ -215,7 +219,7 @@ class _Marker:
     def _read(self, text: str) -> _Unmarked:
         """Take the marks out of a rendered text."""
         pieces, starts, spans = list[str](), dict[int, int](), dict[int, Span]()
-        position, last, repeats = 0, 0, False
+        position, last, repeats = 0, 0, set[int]()
         for match in self._pattern.finditer(text):
             pieces.append(text[last : match.start()])
             position += match.start() - last
@@ -224,7 +228,8 @@ class _Marker:
             if not closes:
                 starts[number] = position
             elif number in starts:
-                repeats |= number in spans
+                if number in spans:
+                    repeats.add(number)
                 spans[number] = (starts[number], position)  # the last one, if a text is written twice
         pieces.append(text[last:])
         return _Unmarked("".join(pieces), spans, repeats)
@@ -235,7 +240,7 @@ class _Unmarked(NamedTuple):
 
     text: str
     spans: dict[int, Span]
-    repeats: bool  # a part is written twice
+    repeats: set[int]  # numbers of the parts that are written more than once
 
 
 def _marked_call(call: Any, mark: Callable[[str, Kind], str]) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError
 from stepjepa.chat.marks import REASONING_KEYS, Message, Span
-from stepjepa.chat.special_tokens import END_OF_TURN, PERCEPTION
+from stepjepa.chat.special_tokens import END_OF_TURN, PERCEPTION, check_special_tokens
 from stepjepa.chat.tokens import check_fast
 from stepjepa.chat.turn_text import Rendered, Tools, Turn, Variables
 
@@ -25,6 +25,7 @@ class PlainTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:
         check_fast(tokenizer)
+        check_special_tokens(tokenizer)
         vocabulary = tokenizer.get_vocab()
         if lacking := {PERCEPTION, END_OF_TURN} - vocabulary.keys():
             fault = f"`plain` is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"

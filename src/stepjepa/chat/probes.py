@@ -3,8 +3,9 @@
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.tool_calls import with_text_arguments
 
-# Private-use characters: no template writes them and no ordinary text holds them.
-ASKED, ANSWER, THOUGHT, OTHER = "\ue000q\ue001", "\ue000a\ue001", "\ue000t\ue001", "\ue000o\ue001"
+# Private-use characters: no template writes them and no ordinary text holds them. They have no case, so a template that
+# changes the case of contents is refused where it changes a record's, not as one that leaves out messages.
+ASKED, ANSWER, THOUGHT, OTHER = (f"\ue000{character}\ue001" for character in "\ue010\ue011\ue012\ue013")
 
 FUNCTION = "name_of_a_function"
 TOOL: JsonObject = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from stepjepa.base.errors import UserError, shown
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -38,6 +40,19 @@ def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the ids of all predictor tokens of a tokenizer; they must never be generated."""
     added = tokenizer.get_added_vocab()
     return sorted(index for token, index in added.items() if re.fullmatch(r"<\|predictor_\d+\|>", token))
+
+
+def check_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ``UserError`` for a special token, such as ``eos_token``, that the vocabulary lacks.
+
+    It was set on the tokenizer in memory. It has no id, so that no text can be trained to end in it, and the tokenizer
+    that is saved would be loaded with one token more.
+    """
+    for name, token in tokenizer.special_tokens_map.items():
+        index = tokenizer.convert_tokens_to_ids(token) if isinstance(token, str) else 0
+        if index is None or (index == tokenizer.unk_token_id and token != tokenizer.unk_token):
+            remedy = f"add it with tokenizer.add_special_tokens({{{name!r}: {token!r}}}), or set one that it has"
+            raise UserError(f"the tokenizer's {name} {shown(token)} is not in its vocabulary; {remedy}")
 
 
 def matched_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:

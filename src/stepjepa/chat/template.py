@@ -32,6 +32,7 @@ from stepjepa.chat.probes import (
 from stepjepa.chat.renderer import Renderer
 from stepjepa.chat.served import trained_turns
 from stepjepa.chat.source import PINNED_DATE
+from stepjepa.chat.special_tokens import check_special_tokens
 from stepjepa.chat.thought import ends_in_thought, last_tag, thought_in
 from stepjepa.chat.tokens import check_fast
 from stepjepa.chat.tool_calls import argument_names, with_text_arguments
@@ -77,6 +78,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Variables = None) -> None:
         check_fast(tokenizer)
+        check_special_tokens(tokenizer)
         self._bos_token, self._special_tokens = tokenizer.bos_token, dict(tokenizer.special_tokens_map)
         original, self._templates = sources.template_of(tokenizer), tokenizer.chat_template
         self.has_date = "strftime_now" in original or "date_string" in original
@@ -167,8 +169,9 @@ class ChatTemplate:
         spans = contents(locate(render, chat, text, range(len(chat))), len(chat))
         for message, span in zip(messages, spans, strict=True):
             if span is None and message["content"].strip():
-                fault = "the chat template rewrites a message, so that its content can't be found"
-                raise UserError(f"{fault}; remove what it treats specially, such as think tags, from the content")
+                fault = "the chat template cuts or rewrites a message, so that its content can't be found"
+                remedy = "remove what it treats specially, such as think tags, from the content"
+                raise UserError(f"{fault}; {remedy}, or use a `chat_template` that writes contents as they are")
         return Rendered(text, tuple(span or (0, 0) for span in spans))
 
     def render_alone(self, role: str, content: str) -> Rendered:
@@ -272,8 +275,13 @@ class ChatTemplate:
     def _learn_header(self, original: str) -> None:
         """If the template writes nothing for a generation prompt, add its own header of an answer there."""
         pair = self.renderer.render([QUESTION, REPLY])
-        if not -1 < pair.find(ASKED) < pair.find(ANSWER):
-            raise UserError("the chat template does not render a user and an assistant message; check it")
+        asked, answer = pair.find(ASKED), pair.find(ANSWER)
+        if missing := [role for role, place in (("a user", asked), ("an assistant", answer)) if place < 0]:
+            fault = f"the chat template does not render {' and '.join(missing)} message"
+            raise UserError(f"{fault}; use a `chat_template` that writes the contents of both as they are")
+        if answer < asked:
+            fault = "the chat template writes an answer in front of its question"
+            raise UserError(f"{fault}; use a `chat_template` that writes messages in their order")
         self.header = self._missing_header(pair)
         if self.header:
             self.renderer = self._fixed_renderer(original)

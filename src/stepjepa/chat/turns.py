@@ -79,17 +79,21 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts
         answer = _Answer(full[len(prompt) :], len(prompt))
     else:
         earlier = texts.places_in_prompt(index, opened)
-        answer = _rewritten(template, message, _Renderings(prompt, full, earlier, places), own_places)
+        renderings = _Renderings(prompt, full, earlier, places, _misplaced(chat, index, places))
+        answer = _rewritten(template, message, renderings, own_places)
     shift = len(prompt) + len(answer.text) - len(full)  # from positions in F to positions in prompt and answer
     reasoning = (0, 0) if answer.thought is None else (len(prompt), len(prompt) + len(answer.thought))
     content, own = (0, 0), [] if answer.thought is None else [reasoning]
-    for part, span in own_places:
+    for part, span, repeats in own_places:
         if span is None or span[1] <= answer.behind:
             if part.kind == "thought" and answer.thought is not None:
                 continue
-            raise UserError(_lost(template, message, part.kind))
-        if part.kind != "call" and full[slice(*span)].strip() != part.text:
-            raise UserError(_lost(template, message, part.kind))  # the template rewrites the text
+            raise UserError((span and _misplaced(chat, index, places)) or _lost(template, message, part.kind))
+        if part.kind != "call" and (written := full[slice(*span)].strip()) != part.text:
+            raise UserError(_lost(template, message, part.kind, *_around_difference(part.text, written)))
+        if part.kind == "content" and repeats:
+            fault = "the chat template writes 'content' more than once, so that a served answer would repeat it"
+            raise UserError(f"{fault}; use a `chat_template` that writes it once")
         moved = (max(span[0], answer.behind) + shift, span[1] + shift)
         own.append(moved)
         if part.kind == "content":
@@ -99,7 +103,7 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts
     following = chat[index + 1]["role"] if index + 1 < len(chat) else None
     text, stop = template.ends.split(prompt + answer.text, max([len(prompt), *(end for _, end in own)]), following)
     spans = [(0, 0)] * index + [content]
-    for part, span in earlier:
+    for part, span, _ in earlier:
         if part.kind == "content" and span is not None:
             spans[part.message] = span
     written = prompt + answer.text
@@ -115,13 +119,14 @@ class _Renderings(NamedTuple):
     full: str
     in_prompt: Sequence[Place]
     in_full: Sequence[Place]
+    misplaced: str | None  # the message for a chat whose order the template changes; None if it keeps it
 
 
 def _rewritten(template: Rules, message: Message, renderings: _Renderings, own_places: Sequence[Place]) -> _Answer:
     """Return the answer for a template that renders the earlier chat differently behind it: cases 2 to 4."""
     prompt, full = renderings.prompt, renderings.full
-    end, last = max(((span[1], part) for part, span in renderings.in_prompt if span is not None), default=(0, None))
-    in_full = next((span[1] for part, span in renderings.in_full if part == last and span is not None), None)
+    end, last = max(((span[1], part) for part, span, _ in renderings.in_prompt if span is not None), default=(0, None))
+    in_full = next((span[1] for part, span, _ in renderings.in_full if part == last and span is not None), None)
     behind = prompt[end:]
     if in_full is not None and full.startswith(behind, in_full):  # case 2
         start = in_full + len(behind)
@@ -129,7 +134,7 @@ def _rewritten(template: Rules, message: Message, renderings: _Renderings, own_p
     tag = last_tag(prompt, end)
     if tag is not None and tag.is_open:  # case 3
         return _opened(template, message, renderings, own_places, tag)
-    has_thought = any(part.kind == "thought" for part, _ in own_places)
+    has_thought = any(place.part.kind == "thought" for place in own_places)
     if tag is not None and in_full is not None and not has_thought:  # case 4
         start = in_full + tag.start - end
         is_last = not prompt.rpartition(tag.closing)[2].strip()
@@ -142,13 +147,31 @@ def _rewritten(template: Rules, message: Message, renderings: _Renderings, own_p
         remedy = remedy if variables else "use a `chat_template` whose prompt leaves the thought to the model"
         raise UserError(f"{fault} ('reasoning_content', or think tags in 'content'); remove it, or {remedy}")
     continuation = full[in_full or 0 :]
-    same = next((at for at, (a, b) in enumerate(zip(behind, continuation, strict=False)) if a != b), 0)
-    begin = max(same - _AROUND, 0)
+    if renderings.misplaced is not None:
+        raise UserError(renderings.misplaced)
+    ends, continues = _around_difference(behind, continuation)
     raise UserError(
-        f"the prompt that a server will send ends in {shown(behind[begin : same + _AROUND])}, the chat continues with "
-        f"{shown(continuation[begin : same + _AROUND])}; use a `chat_template` whose generation prompt begins the "
-        "answer"
+        f"the prompt that a server will send ends in {ends}, the chat continues with {continues}; "
+        "use a `chat_template` whose generation prompt begins the answer"
     )
+
+
+def _misplaced(chat: Sequence[Message], index: int, places: Sequence[Place]) -> str | None:
+    """Return the message for a template that writes an earlier message behind the answer; None if it writes none."""
+    starts = [place.span[0] for place in places if place.part.message == index and place.span is not None]
+    for part, span, _ in places:
+        if starts and part.message < index and span is not None and span[0] > min(starts):
+            role = chat[part.message]["role"]
+            fault = f"the chat template writes the {role} message behind the answer, so that no prompt ends there"
+            return f"{fault}; use a `chat_template` that writes messages in their order"
+    return None
+
+
+def _around_difference(first: str, second: str) -> tuple[str, str]:
+    """Return what two texts have around their first difference, each for a message."""
+    same = next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
+    begin = max(same - _AROUND, 0)
+    return shown(first[begin : same + _AROUND]), shown(second[begin : same + _AROUND])
 
 
 def _opened(
@@ -156,11 +179,11 @@ def _opened(
 ) -> _Answer:
     """Return the answer behind a thought that the prompt opens, and that the template omits from the chat: case 3."""
     prompt, full = renderings.prompt, renderings.full
-    thoughts = [part.text for part, _ in own_places if part.kind == "thought"]
+    thoughts = [place.part.text for place in own_places if place.part.kind == "thought"]
     if len(set(thoughts)) > 1:  # one of them would be lost
         raise UserError("'reasoning_content' and the thought in 'content' differ, and the prompt opens one; keep one")
     thought = thoughts[0] if thoughts else ""
-    start = next((span[0] for part, span in own_places if part.kind == "content" and span is not None), None)
+    start = next((span[0] for part, span, _ in own_places if part.kind == "content" and span is not None), None)
     # The chat has an empty thought, or only its closing tag, instead of the prompt's open thought.
     has_tag = full.startswith(prompt[: tag.start]) and full.startswith((tag.text, tag.closing), tag.start)
     closing_start = full.find(tag.closing, tag.start, start) if has_tag else -1
@@ -178,8 +201,16 @@ def _opened(
     return _Answer(thought + closing + full[start:], start, thought)
 
 
-def _lost(template: Rules, message: Message, kind: Kind) -> str:
-    """Return the message for a text that the template leaves out; it also names the other kind that it leaves out."""
+def _lost(template: Rules, message: Message, kind: Kind, own: str = "", written: str = "") -> str:
+    """Return the message for a text that the template leaves out; it also names the other kind that it leaves out.
+
+    Args:
+        template: renders the message.
+        message: the assistant's.
+        kind: of the text.
+        own: what the message has, as it is shown, if the template writes something else instead.
+        written: what the template writes there.
+    """
     other = 'use a `chat_template FILE` that does ("Tools and thoughts" in docs/how-to/own-data.md has one)'
     if kind == "call" and template.writes_calls:
         fault = "the chat template leaves out a part of 'tool_calls' (some write one call a message)"
@@ -190,7 +221,10 @@ def _lost(template: Rules, message: Message, kind: Kind) -> str:
         return f"{fault}; remove them, or {other}"
     if kind == "content":
         beside = " beside tool calls" if message.get("tool_calls") else ""
-        return f"the chat template leaves out or rewrites 'content'{beside}, so that it can't be trained; change it"
+        fault = f"leaves out, cuts or rewrites 'content'{beside}"
+        fault = f"rewrites 'content'{beside} (it writes {written} for {own})" if written else fault
+        remedy = "use a `chat_template` that writes contents as they are, or change this one"
+        return f"the chat template {fault}, so that it can't be trained; {remedy}"
     in_field = any(message.get(key) for key in REASONING_KEYS)
     source = "'reasoning_content' (or 'thinking')" if in_field else "the thought in 'content'"
     nor = "" if template.writes_calls else " (nor does it write 'tool_calls')"

@@ -14,6 +14,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
+from stepjepa.chat.thought import without_thought
 from stepjepa.data.columns import ASSISTANT, CHATS, USER
 from stepjepa.data.messages import is_absent, number_as_text
 from stepjepa.data.records import BadRecords, named, parse_record
@@ -46,19 +47,21 @@ def read_texts(
     Raises:
         UserError: a line is refused, or none is left.
     """
-    bad, texts = bad or BadRecords(), []
+    bad, texts, remedies = bad or BadRecords(), [], list[str | Remedy]()
     for line, row in read_rows(path, bad=bad):
         try:
             value = number_as_text(row.get(column) if column is not None else _text_of(row, path, line, answers))
         except UserError as error:
             bad.note(error, line)
             continue
-        if isinstance(value, str) and value.strip():
+        if isinstance(value, str) and (without_thought(value) if answers else value).strip():
             texts.append(Text(value, path, line))
             continue
-        if isinstance(value, str):
+        if isinstance(value, str) and value.strip():
+            problem, remedies = "the text is a thought without an answer", ["add the answer behind it", _SKIP]
+        elif isinstance(value, str):
             problem = "the text is empty" if column is None else f"the column '{column}' is empty"
-            remedies: list[str | Remedy] = ["fill it in", _SKIP]
+            remedies = ["fill it in", _SKIP]
         else:
             lacks = "has no answer" if answers else "has no question"
             problem = lacks if column is None else f"has no text in the column '{column}'"
@@ -71,14 +74,21 @@ def read_texts(
 
 
 def _text_of(row: JsonObject, path: str, line: int, answers: bool) -> object:
-    """Return the text of a row whose columns have usual names; None if it has none. A chat may lack its last answer."""
+    """Return the text of a row whose columns have usual names; None if it has none. A chat may lack its last answer.
+
+    UserError if the last answer of a chat is a tool call without text, which has no embedding.
+    """
     names = (*ASSISTANT, "text") if answers else USER
     text = next((row[name] for name in (*CHATS, *names) if not is_absent(row.get(name))), None)
     is_chat = isinstance(text, list) or any(not is_absent(row.get(name)) for name in CHATS)
     if not is_chat:
         return text
     messages = parse_record(row if answers else with_answer(row), path, line).messages
-    return [message["content"] for message in messages if message["role"] == ("assistant" if answers else "user")][-1]
+    last = [message for message in messages if message["role"] == ("assistant" if answers else "user")][-1]
+    if last.get("tool_calls") and not last["content"].strip():
+        problem = "the last answer is a tool call without text"
+        raise RowError(problem, "end the chat with an answer in text", _SKIP, path=path, line=line)
+    return last["content"]
 
 
 def corpus_index(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -168,6 +169,7 @@ def set_generation_defaults(model: PreTrainedModel, tokenizer: PreTrainedTokeniz
 # Settings of ``generate`` that it uses only where it samples, or only where it searches with beams.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 _BEAMS = ("early_stopping", "length_penalty")
+_OF_VLLM = ("temperature", "top_p", "top_k", "min_p")  # that vLLM takes from a folder, without ``do_sample``, too
 
 
 def _make_savable(settings: GenerationConfig) -> None:
@@ -194,8 +196,11 @@ def _make_savable(settings: GenerationConfig) -> None:
         raise UserError(f"{fault}; correct it in the model's folder") from None
     dropped = [f"{name} {before[name]}" for name in unused if before.get(name) is not None]
     switches = " and ".join(dict.fromkeys(unused[name] for name in unused if before.get(name) is not None))
+    of_vllm = {name: before[name] for name in _OF_VLLM if name in unused and before.get(name) is not None}
+    remedy = f"; vLLM would sample by them: serve with --override-generation-config '{json.dumps(of_vllm)}'"
     if is_main_process():
-        note(f"{GENERATION_CONFIG_NAME}: {', '.join(dropped)} left out, which do nothing without {switches}")
+        fault = f"{', '.join(dropped)} left out, which transformers uses and saves only with {switches}"
+        note(f"{GENERATION_CONFIG_NAME}: {fault}{remedy if of_vllm else ''}")
 
 
 def serve_as_trained(
@@ -217,14 +222,28 @@ def serve_as_trained(
         variables: of the chat template, ``JepaConfig.chat_template_kwargs``.
 
     Raises:
-        UserError: the template can't be used.
+        UserError: the template can't be used, or the tokenizer could not be loaded again.
     """
+    _check_class_name(tokenizer)
     if plain:
         stop_ids = PlainTemplate(tokenizer).stop_ids
     else:
         template = ChatTemplate(tokenizer, variables)
         tokenizer.chat_template, stop_ids = template.saved, template.stop_ids
     set_generation_defaults(model, tokenizer, stop_ids)
+
+
+def _check_class_name(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ``UserError`` for a tokenizer of a model's own code whose saved folder could not be loaded.
+
+    transformers saves ``auto_map`` in the form that it loads only if module or class has "Tokenizer" in its name.
+    """
+    kind = type(tokenizer)
+    reference = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
+    if kind._auto_class is not None and "Tokenizer" not in reference:
+        fault = f"transformers saves the tokenizer's class {reference} so that it can't be loaded, for its name"
+        remedy = f"rename it to {kind.__name__}Tokenizer in its file and in tokenizer_config.json"
+        raise UserError(f"{fault}; in a copy of the model's folder, {remedy} (tokenizer_class and auto_map)")
 
 
 def save_generation_config(model: PreTrainedModel, folder: str | Path) -> None:

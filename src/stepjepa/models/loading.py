@@ -121,12 +121,24 @@ def load_tokenizer(
     # For some model families transformers would make an empty tokenizer from a folder without one.
     if Path(name).is_dir() and not any(any(Path(name).glob(file)) for file in TOKENIZER_FILES):
         raise UserError("holds no tokenizer; put the files of one there", path=name)
+    if trust_remote_code:
+        _check_auto_map(Path(name) / "tokenizer_config.json")
     from transformers import AutoTokenizer
 
     tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, "tokenizer", name, trust_remote_code)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return tokenizer
+
+
+def _check_auto_map(file: Path) -> None:
+    """Raise ``UserError`` for a class of the folder's own code that transformers saved in a form that it can't load."""
+    config = read_json_object(file, "file of a tokenizer", "restore it") if file.is_file() else {}
+    auto_map = config.get("auto_map")
+    reference = auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else None
+    if isinstance(reference, str):
+        fault = "auto_map has AutoTokenizer as a text, which transformers can't load"
+        raise UserError(f'{fault}; write [null, "{reference}"] there', path=file)
 
 
 def _from_pretrained(auto_class: Any, what: str, name: str, trust_remote_code: bool) -> Any:
