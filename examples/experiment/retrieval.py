@@ -25,15 +25,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from collect import trained, trials
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 from splits import SETS, SHARED, read_splits
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stepjepa import Jepa
 from stepjepa.base.files import atomic_write
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
@@ -41,12 +38,9 @@ from stepjepa.data.sources import read_records
 from stepjepa.evaluation.linear_map import PENALTIES, fit_linear_maps
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right
-from stepjepa.evaluation.run import embed_views
-from stepjepa.models.architecture import evaluating
-from stepjepa.models.encode import encode
-from stepjepa.models.encoded import Encoded, pool_readouts
+from stepjepa.evaluation.run import embed_views, pair_embedder
 from stepjepa.models.loading import load_for_inference, load_model
-from stepjepa.objectives.reading import SIDES, ViewEmbeddings, embedding_config
+from stepjepa.objectives.reading import ReadoutPlace, ViewEmbeddings, embedding_config
 from stepjepa.store.record import trained_objective
 from stepjepa.tasks.base import Task
 from stepjepa.tasks.nl_rx import NlRxTask
@@ -197,39 +191,12 @@ def embed_everywhere(
     """Embed both views of records in one pass, at every layer and with both poolings.
 
     Returns:
-        By layer and pooling, the sources and targets that ``embed_views`` gives, one readout at a time.
+        By layer and pooling, the sources and targets.
     """
-    place: Any = {"layout": layout, "pooling": "mean"}
-    jepa = Jepa(
-        model,
-        tokenizer,
-        JepaConfig(mode="llm-jepa", predictors=0, **place),
-        device=model.device,
-        rows=False,
-        heads=False,
-    )
-
-    def views(encoded: Encoded) -> dict[str, Tensor]:
-        found = {}
-        for layer, side in product(layers, SIDES):
-            states = encoded.states[layer]
-            found[f"{layer} mean {side}"] = pool_readouts(states, encoded.batch, side)
-            found[f"{layer} last {side}"] = states[encoded.batch.readouts(side).last]
-        return found
-
-    size = 64 if model.device.type == "cpu" else 256
-    parts = []
-    with torch.no_grad(), evaluating(model):
-        for start in range(0, len(records), size):
-            batch = jepa.collate(records[start : start + size]).to(model.device)
-            parts.append(
-                {name: each.float().cpu() for name, each in encode(model, batch, views, layers=layers).items()}
-            )
-    whole = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
-    return {
-        (layer, pooling): (whole[f"{layer} {pooling} source"], whole[f"{layer} {pooling} target"])
-        for layer, pooling in product(layers, POOLINGS)
-    }
+    config = JepaConfig(mode="llm-jepa", predictors=0, layout=layout, pooling="mean")
+    places = [ReadoutPlace(*place) for place in product(layers, POOLINGS)]
+    embedder = pair_embedder(model, tokenizer, config, 64 if model.device.type == "cpu" else 256)
+    return {place: (pairs.source, pairs.target) for place, pairs in embedder.at(records, places).items()}
 
 
 def reciprocal_rank(source: Matrix, target: Matrix, test: Asked) -> float:
