@@ -90,12 +90,12 @@ def test_a_record_that_is_left_out_is_named_and_the_others_are_shown(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It ended the command, whichever record it was."""
-    assert _inspect(data, "--regular", "--records", "2", "--max_length", "40", "--over_length", "skip") == 0
+    assert _inspect(data, "--regular", "--records", "2", "--max_length", "36", "--over_length", "skip") == 0
     captured = capsys.readouterr()
-    assert f"note: {data}:1 is not shown: the record has more tokens than max_length 40, and training" in captured.err
+    assert f"note: {data}:1 is not shown: the record has more tokens than max_length 36, and training" in captured.err
     assert captured.out.startswith("sums.jsonl · line 2 · regular")
-    assert _inspect(data, "--regular", "--records", "1", "--max_length", "40", "--over_length", "skip") == 2
-    assert f"{data}:1: the record has more tokens than max_length 40" in capsys.readouterr().err
+    assert _inspect(data, "--regular", "--records", "1", "--max_length", "36", "--over_length", "skip") == 2
+    assert f"{data}:1: the record has more tokens than max_length 36" in capsys.readouterr().err
 
 
 def test_tools_that_the_template_does_not_write_are_noted_in_front(
