@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -52,7 +52,7 @@ CHOSEN = 1000
 TRIED = 1000
 """Training records that the maps are fitted on while readouts are compared."""
 LAYOUTS = ("separate", "branched")
-POOLINGS = ("last", "mean")
+POOLINGS: tuple[Literal["last", "mean"], ...] = ("last", "mean")
 Matrix = NDArray[np.float32]
 Sides = tuple[Matrix, Matrix]
 """Sources and targets ``[N, D]`` of some records."""
@@ -194,7 +194,7 @@ def embed_everywhere(
         By layer and pooling, the sources and targets.
     """
     config = JepaConfig(mode="llm-jepa", predictors=0, layout=layout, pooling="mean")
-    places = [ReadoutPlace(*place) for place in product(layers, POOLINGS)]
+    places = [ReadoutPlace(layer, pooling) for layer, pooling in product(layers, POOLINGS)]
     embedder = pair_embedder(model, tokenizer, config, 64 if model.device.type == "cpu" else 256)
     return {place: (pairs.source, pairs.target) for place, pairs in embedder.at(records, places).items()}
 

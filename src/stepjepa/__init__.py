@@ -36,7 +36,8 @@ _NAMES = {
     "objectives.embedding": "Embedder",
     "objectives.index": "Hit TextIndex",
     "objectives.jepa": "Jepa JepaLoss",
-    "objectives.reading": "SideEmbeddings ViewEmbeddings",
+    "objectives.pair_embedding": "PairEmbedder",
+    "objectives.reading": "ReadoutPlace SideEmbeddings ViewEmbeddings",
     "objectives.setup": "set_up",
     "training.trainer": "JepaTrainer",
     "evaluation.run": "evaluate",
@@ -88,6 +89,8 @@ if TYPE_CHECKING:
     from stepjepa.objectives.objective import Losses as Losses
     from stepjepa.objectives.objective import Objective as Objective
     from stepjepa.objectives.objective import jepa_loss as jepa_loss
+    from stepjepa.objectives.pair_embedding import PairEmbedder as PairEmbedder
+    from stepjepa.objectives.reading import ReadoutPlace as ReadoutPlace
     from stepjepa.objectives.reading import SideEmbeddings as SideEmbeddings
     from stepjepa.objectives.reading import ViewEmbeddings as ViewEmbeddings
     from stepjepa.objectives.router import RouterLoss as RouterLoss

@@ -16,8 +16,8 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.evaluation.linear_map import choose, fit_linear_maps
-from stepjepa.evaluation.mapped_retrieval import not_in_test, places_to_try, rank_behind_map
+from stepjepa.evaluation.linear_map import fit_linear_maps
+from stepjepa.evaluation.mapped_retrieval import choose, not_in_test, places_to_try, rank_behind_map
 from stepjepa.evaluation.run import embed_views, pair_embedder
 from stepjepa.evaluation.summary_text import format_summary
 from stepjepa.objectives.jepa import Jepa

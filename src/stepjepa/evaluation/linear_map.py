@@ -5,16 +5,13 @@ Retrieval behind such a map is the baseline of trained embeddings: it costs no t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepjepa.config.jepa import JepaConfig
-from stepjepa.evaluation.retrieval import rank_targets
-from stepjepa.objectives.reading import ReadoutPlace, ViewEmbeddings
+from stepjepa.objectives.reading import ViewEmbeddings
 
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0)
 """Penalties of the regression that are tried, relative to the mean squared singular value of the centred sources."""
@@ -76,33 +73,3 @@ def fit_linear_maps(
         factors = np.divide(singular, damped, out=np.zeros_like(singular), where=damped > 0)
         maps.append(LinearMap(right.T @ (factors[:, None] * projected), *means))
     return maps
-
-
-class Choice(NamedTuple):
-    """Where embeddings are read, and the penalty of the map behind them."""
-
-    place: ReadoutPlace
-    penalty: float
-
-
-def choose(
-    known: Mapping[ReadoutPlace, ViewEmbeddings], held_out: Mapping[ReadoutPlace, ViewEmbeddings], config: JepaConfig
-) -> Choice:
-    """Choose place and penalty by the mean reciprocal rank of held-out pairs behind maps fitted on other pairs.
-
-    Args:
-        known: by place, the pairs that maps are fitted on.
-        held_out: by place, the pairs that are ranked; only equal texts are right.
-        config: the settings by which the views were read.
-    """
-    best, highest = None, -1.0
-    for place, pairs in held_out.items():
-        names = [None] * (int(pairs.record.max()) + 1)
-        maps = fit_linear_maps(known[place].source, known[place].target)
-        for penalty, linear_map in zip(PENALTIES, maps, strict=True):
-            rank = rank_targets(linear_map.of_pairs(pairs), names, config).means()["mrr"]
-            if rank > highest:
-                best, highest = Choice(place, penalty), rank
-    if best is None:
-        raise ValueError("held_out: expected at least one place, got none")
-    return best

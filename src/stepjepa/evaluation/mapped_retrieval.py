@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import File
@@ -11,16 +12,46 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.questions import question_hashes
 from stepjepa.data.records import Record
-from stepjepa.evaluation.linear_map import Choice, choose, fit_linear_maps
+from stepjepa.evaluation.linear_map import PENALTIES, fit_linear_maps
 from stepjepa.evaluation.retrieval import Retrieval, rank_targets
 from stepjepa.objectives.pair_embedding import PairEmbedder
-from stepjepa.objectives.reading import ReadoutPlace
+from stepjepa.objectives.reading import ReadoutPlace, ViewEmbeddings
 
 TRIED = 1000
 """Most records that maps are fitted on while places and penalties are compared, and most that they are compared on."""
 
 FEWEST = 20
 """Fewest records that a map is fitted on."""
+
+
+class Choice(NamedTuple):
+    """Where embeddings are read, and the penalty of the map behind them."""
+
+    place: ReadoutPlace
+    penalty: float
+
+
+def choose(
+    known: Mapping[ReadoutPlace, ViewEmbeddings], held_out: Mapping[ReadoutPlace, ViewEmbeddings], config: JepaConfig
+) -> Choice:
+    """Choose place and penalty by the mean reciprocal rank of held-out pairs behind maps fitted on other pairs.
+
+    Args:
+        known: by place, the pairs that maps are fitted on.
+        held_out: by place, the pairs that are ranked; only equal texts are right.
+        config: the settings by which the views were read.
+    """
+    best, highest = None, -1.0
+    for place, pairs in held_out.items():
+        names = [None] * (int(pairs.record.max()) + 1)
+        maps = fit_linear_maps(known[place].source, known[place].target)
+        for penalty, linear_map in zip(PENALTIES, maps, strict=True):
+            rank = rank_targets(linear_map.of_pairs(pairs), names, config).means()["mrr"]
+            if rank > highest:
+                best, highest = Choice(place, penalty), rank
+    if best is None:
+        raise ValueError("held_out: expected at least one place, got none")
+    return best
 
 
 @dataclass(frozen=True)
