@@ -26,6 +26,7 @@ _NAMES = {
     "batch.prepare": "prepare",
     "models.encoded": "Encoded",
     "models.loading": "add_lora load_for_inference load_model",
+    "models.probe": "EncodingChoice",
     "objectives.alignment": "Alignment ContrastiveDistance Cosine Covariance Distance InfoNCE L2 MSE SIGReg Variance "
     "equal_partners",
     "objectives.monitors": "effective_rank",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from stepjepa.models.loading import add_lora as add_lora
     from stepjepa.models.loading import load_for_inference as load_for_inference
     from stepjepa.models.loading import load_model as load_model
+    from stepjepa.models.probe import EncodingChoice as EncodingChoice
     from stepjepa.objectives.alignment import L2 as L2
     from stepjepa.objectives.alignment import MSE as MSE
     from stepjepa.objectives.alignment import Alignment as Alignment

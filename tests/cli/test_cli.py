@@ -77,7 +77,7 @@ BAD_FLAGS = [
     (["--report_to", "wandb"], "requires wandb"),
     (["--deepspeed", "nowhere.json"], "deepspeed"),
     (["--attn_implementation", "flex_attention"], "FlexAttention has no backward pass on a CPU"),
-    (["--label_smoothing_factor", "0.1"], "label_smoothing_factor: expected 0"),
+    (["--label_smoothing_factor", "0.1"], "label_smoothing_factor: not with this trainer, got 0.1; leave it at 0"),
     (["--step_jepa", "--step_separator", "§"], "has a pair"),
     (["--max_length", "7"], "raise --max_length"),
     (["--chat_template", "nowhere.jinja"], "nowhere.jinja: no such chat template"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.spool import BLOCK
+from stepjepa.batch.main_text import MainText
 from stepjepa.batch.view_text import PairText, ViewText, step_views
 from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.special_tokens import predictor_ids, predictor_token
@@ -51,29 +52,10 @@ WITHOUT_PAIR = "without a pair"
 """Key of :meth:`RecordTokenizer.describe`: how many records have no pair, and why."""
 
 
-@dataclass(slots=True)
-class _Text:
-    """A main text, which further turns extend as long as each of them begins with it."""
-
-    ids: Ids
-    labels: list[Ids] = field(default_factory=list)
-    prompt: list[Ids] = field(default_factory=list)
-    pairs: list[Pair] = field(default_factory=list)
-
-    def is_prefix_of(self, ids: Ids) -> bool:
-        return bool(np.array_equal(self.ids, ids[: len(self.ids)]))
-
-    def extend(self, ids: Ids, labels: Ids, prompt: Ids) -> None:
-        """Add a turn that begins with this text: its tokens, labels and prompt labels."""
-        self.ids = ids
-        self.labels.append(labels)
-        self.prompt.append(prompt)
-
-
 class _Placed(NamedTuple):
     """The main text that a turn is a part of, and the number of tokens up to the turn's end."""
 
-    text: _Text
+    text: MainText
     length: int
 
 
@@ -326,21 +308,18 @@ class RecordTokenizer:
         self.counts["records"] += 1
         self.counts["pairs"] += pairs
         self.counts["messages behind the last answer"] += record.dropped
-        main, *further = (
-            TokenizedRecord(text.ids, _joined(text.labels), _joined(text.prompt), tuple(text.pairs), record.line)
-            for text in texts
-        )
+        main, *further = (text.tokenized(record.line) for text in texts)
         return replace(main, further=tuple(further)) if further else main
 
     def _join_turns(
         self, record: Record, turns: Sequence[Turn], tokens: Sequence[TurnTokens]
-    ) -> tuple[list[_Text], dict[int, _Placed]]:
+    ) -> tuple[list[MainText], dict[int, _Placed]]:
         """Join the turns of a record to main texts, and count them.
 
         Returns the texts, and the place of each turn that is trained, by the turn's number.
         """
         config, counts = self.config, self.counts
-        texts: list[_Text] = []
+        texts: list[MainText] = []
         placed: dict[int, _Placed] = {}
         too_long = [self._too_long(record, tokenized) for tokenized in tokens]
         counts["over length"] += any(too_long)
@@ -353,7 +332,7 @@ class RecordTokenizer:
                 continue
             self._check_stop_tokens(record, encoding.ids[answer:])
             if not (texts and texts[-1].is_prefix_of(ids)):
-                texts.append(_Text(ids))
+                texts.append(MainText(ids))
             texts[-1].extend(ids, labels, self._prompt_labels(record, turn, encoding, len(ids)))
             placed[number] = _Placed(texts[-1], len(ids))
             spans = [span for span in turn.spans if span[0] < span[1]]
@@ -435,10 +414,6 @@ class RecordTokenizer:
             token = shown(str(self.tokenizer.convert_ids_to_tokens(inner[0])))
             fault = f"the answer holds {token}, at which generation stops, before its end"
             raise UserError(f"{fault}; remove it from the record", path=record.path, line=record.line)
-
-
-def _joined(parts: list[Ids]) -> Ids:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _positions_before(ranges: Sequence[tuple[int, int]], length: int) -> Ids:
