@@ -192,3 +192,13 @@ def test_a_named_readout_is_not_searched(run: Path, capsys: pytest.CaptureFixtur
     ):
         assert evaluate(run, *flags) == 2
         assert fault in capsys.readouterr().err
+
+
+def test_skipped_lines_of_the_map_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = run.parent / "damaged.jsonl"
+    damaged.write_text((run.parent / "known.jsonl").read_text() + "not a record\n")
+    assert evaluate(run, "--retrieval", "--linear_map", damaged) == 2
+    assert "damaged.jsonl:22: " in capsys.readouterr().err
+    assert evaluate(run, "--retrieval", "--linear_map", damaged, "--bad_records", "skip") == 0
+    assert "22" in capsys.readouterr().err
+    assert json.loads((run / "test.summary.json").read_text())["retrieval"]["linear_map"]["records"] == 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -109,8 +110,8 @@ def rank_behind_map(
 ) -> MappedRetrieval:
     """Fit a linear map on known records, and rank the distinct targets of test records behind it.
 
-    The last tenth of the known records, at most :data:`TRIED`, chooses place and penalty; then the map is fitted on all
-    of them.
+    A tenth of the known records, at most :data:`TRIED`, drawn at random, chooses place and penalty; then the map is
+    fitted on all of them.
 
     Args:
         embedder: embeds pairs.
@@ -129,7 +130,9 @@ def rank_behind_map(
         raise UserError(f"has {usable}; a `linear_map` is fitted on at least {FEWEST}", path=file)
     config = embedder.reader.config
     count = min(TRIED, len(fitted) // 10)
-    chosen = choose(embedder.at(fitted[:-count][:TRIED], places), embedder.at(fitted[-count:], places), config)
+    # The file may be sorted.
+    drawn = random.Random(0).sample(fitted, min(count + TRIED, len(fitted)))
+    chosen = choose(embedder.at(drawn[count:], places), embedder.at(drawn[:count], places), config)
     known_pairs, test_pairs = (embedder.at(part, [chosen.place])[chosen.place] for part in (fitted, test))
     (linear_map,) = fit_linear_maps(known_pairs.source, known_pairs.target, [chosen.penalty])
     read = replace(config, jepa_layer=chosen.place.layer, pooling=chosen.place.pooling)

@@ -72,8 +72,9 @@ class Evaluation:
             self.system_prompt = training_system_prompt(settings.model_path)
         self._map_records: list[Record] = []
         if settings.linear_map is not None:
-            self.map_bad = BadRecords(settings.bad_records, settings=("bad_records", "columns"))
-            self._map_records = read_records(settings.linear_map, bad=self.map_bad, columns=settings.columns)
+            map_bad = BadRecords(settings.bad_records, settings=("bad_records", "columns"))
+            self._map_records = read_records(settings.linear_map, bad=map_bad, columns=settings.columns)
+            map_bad.tell()
         if self.system_prompt is not None:
             records = with_system_prompt(list(self.records.values()), self.system_prompt)
             self.records = dict(zip(self.records, records, strict=True))
