@@ -98,7 +98,7 @@ REFUSED: list[tuple[str, str]] = [
     ("--seed=-1", "--finetune_seed: expected 0 to 2**32 - 1, got -1"),
     ("--eval_split 0.5", "--eval_split does nothing without --data_file"),
     ("--plain --chat_template x", "--plain and --chat_template exclude each other"),
-    ("--dataloader_drop_last true", "dataloader_drop_last: expected"),
+    ("--dataloader_drop_last true", "dataloader_drop_last: not with this trainer, got True; leave it out"),
     ("--num_epochs 0", "--num_epochs: expected a number above 0, got 0.0"),
     ("--num_epochs inf", "--num_epochs: expected a number above 0, got inf"),
     ("--eval_steps 0", "--eval_steps: expected 1 or more, got 0"),

@@ -118,6 +118,12 @@ PARTS = (
         "FLOPs are counted on a copy, whose blocks must not get the hooks that the public method adds",
     ),
     PrivatePart(
+        "transformers:PreTrainedTokenizerBase",
+        "_auto_class",
+        "read",
+        "whether a tokenizer is of a model's own code, which transformers may save so that it can't load it",
+    ),
+    PrivatePart(
         "transformers:PreTrainedTokenizerFast",
         "_encode_plus",
         "read",
