@@ -447,19 +447,25 @@ def test_results_are_packed_without_weights_and_with_all_rows(scripts: dict[str,
     assert (tmp_path / "home/on-gpu/a-82/grid/a/seed82/run.json").exists()
 
 
+def grid_of_two_arms(folder: Path, on_gpu: ModuleType, program: str, monkeypatch) -> Path:
+    """A grid whose two arms run ``program`` in place of stepjepa."""
+    monkeypatch.setattr(on_gpu, "LAUNCHER", (sys.executable, "-c", program))
+    grid = folder / "grid.yaml"
+    grid.write_text("train: {num_epochs: 4}\narms: {a: {}, b: {}}\nseeds: [82]\nbaseline: a\n")
+    return grid
+
+
 def test_arms_run_side_by_side_and_what_fails_is_named(
     scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch, capsys
 ) -> None:
     on_gpu = scripts["on_gpu"]
-    # In place of stepjepa: writes the record of a trained run, or fails as arm b.
+    # Writes the record of a trained run, or fails as arm b.
     trains = "import json, sys; from pathlib import Path; arm = sys.argv[sys.argv.index('--only') + 1].split(',')[0]"
     trains += "; run = Path(sys.argv[sys.argv.index('--output_dir') + 1]) / arm / 'seed82'; run.mkdir(parents=True)"
     trains += "; (run / 'run.json').write_text(json.dumps({'status': 'finished'})); sys.exit(arm == 'b')"
-    monkeypatch.setattr(on_gpu, "LAUNCHER", (sys.executable, "-c", trains))
+    grid = grid_of_two_arms(tmp_path, on_gpu, trains, monkeypatch)
     monkeypatch.setattr(on_gpu, "HERE", tmp_path)
     (tmp_path / "retrieval.py").write_text("import sys; print(sys.argv[1:])")
-    grid = tmp_path / "grid.yaml"
-    grid.write_text("train: {num_epochs: 4}\narms: {a: {}, b: {}}\nseeds: [82]\nbaseline: a\n")
     folder = tmp_path / "on-gpu"
     options = ["--seconds", "30", "--data", "smollm2", "--layers", "0", "15", "--output_dir", str(folder)]
     before = signal.getsignal(signal.SIGTERM)
@@ -479,12 +485,10 @@ def test_the_time_limit_ends_what_runs_and_packs_it(
     scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch, capsys
 ) -> None:
     on_gpu = scripts["on_gpu"]
-    # In place of stepjepa: trains for an hour, and writes something first.
+    # Trains for an hour, and writes something first.
     trains = "import sys, time; from pathlib import Path; folder = Path(sys.argv[sys.argv.index('--output_dir') + 1])"
     trains += "; folder.mkdir(parents=True); (folder / 'begun').touch(); time.sleep(3600)"
-    monkeypatch.setattr(on_gpu, "LAUNCHER", (sys.executable, "-c", trains))
-    grid = tmp_path / "grid.yaml"
-    grid.write_text("train: {num_epochs: 4}\narms: {a: {}, b: {}}\nseeds: [82]\nbaseline: a\n")
+    grid = grid_of_two_arms(tmp_path, on_gpu, trains, monkeypatch)
     options = ["--seconds", "3", "--jobs", "1", "--output_dir", str(tmp_path / "on-gpu")]
     began = time.monotonic()
     assert on_gpu.main([str(grid), *options]) == 0

@@ -68,7 +68,7 @@ def unexpected_as_user_errors() -> Iterator[None]:
         yield
     except (UserError, OSError):
         raise
-    except Exception as error:
+    except Exception as error:  # of any library; its traceback is in the log at level debug
         raise UserError(unexpected(error)) from None
 
 

@@ -153,15 +153,15 @@ RETRIEVAL = ("hits_at_1", "hits_at_10", "mrr", "ndcg_at_10")
 
 
 def retrieval_scores(summary: JsonObject) -> dict[str, JsonObject]:
-    """Return ``mean``, ``low`` and ``high`` of each metric of retrieval, named ``retrieval_hits_at_1`` and so on.
+    """Return ``mean``, ``low`` and ``high`` of each metric of retrieval that was measured.
 
-    Empty if retrieval was not measured.
+    They are named ``retrieval_hits_at_1`` and so on; behind a linear map ``linear_map_hits_at_1`` and so on.
     """
     retrieval = summary.get("retrieval") or {}
-    return {f"retrieval_{name}": retrieval[name] for name in RETRIEVAL if name in retrieval}
-
-
-def linear_map_scores(summary: JsonObject) -> dict[str, JsonObject]:
-    """Return the same of retrieval behind a linear map, named ``linear_map_hits_at_1`` and so on."""
-    mapped = (summary.get("retrieval") or {}).get("linear_map") or {}
-    return {f"linear_map_{name}": mapped[name] for name in RETRIEVAL if name in mapped}
+    rankings = {"retrieval": retrieval, "linear_map": retrieval.get("linear_map") or {}}
+    return {
+        f"{name}_{metric}": ranking[metric]
+        for name, ranking in rankings.items()
+        for metric in RETRIEVAL
+        if metric in ranking
+    }

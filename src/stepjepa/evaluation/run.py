@@ -163,17 +163,15 @@ class Evaluation:
         finally:
             self.task.close()
         similarity = None if compared is None else {**compared.totals, **self._add_cosines(compared.cosines)}
+        ranking = None
         if retrieval is not None:
-            for index, ranks in zip(self.records, retrieval.of_records(len(self.records)), strict=True):
-                self.output.done[index]["ranks"] = ranks
-        if mapped is not None:
-            for index, ranks in zip(self.records, mapped.retrieval.of_records(len(self.records)), strict=True):
-                self.output.done[index]["linear_map_ranks"] = ranks
-        lines = self.output.finish()
-        fresh = [line for line in lines if line["index"] not in before]
-        ranking = None if retrieval is None else retrieval.summary()
+            ranking = retrieval.summary()
+            self._add_ranks("ranks", retrieval)
         if ranking is not None and mapped is not None:
             ranking["linear_map"] = mapped.summary()
+            self._add_ranks("linear_map_ranks", mapped.retrieval)
+        lines = self.output.finish()
+        fresh = [line for line in lines if line["index"] not in before]
         summary = self._summarise(lines, similarity, ranking) | _cost(fresh, seconds)
         write_json(self.output.summary_file, summary)
         return summary
@@ -205,6 +203,11 @@ class Evaluation:
             line["similarity"] = value
             parts[line["error"] is None].append(value)
         return dict(zip(("right", "wrong"), map(similarity_quantiles, parts.values()), strict=True))
+
+    def _add_ranks(self, name: str, retrieval: Retrieval) -> None:
+        """Add to each record's line, under ``name``, the ranks of the first right candidates of its queries."""
+        for index, ranks in zip(self.records, retrieval.of_records(len(self.records)), strict=True):
+            self.output.done[index][name] = ranks
 
     def _not_measured(self) -> str:
         """Name the scores that need likelihoods, which a server does not return."""

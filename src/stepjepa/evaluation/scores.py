@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepjepa.base.files import read_jsonl
 from stepjepa.base.json_object import JsonObject
-from stepjepa.evaluation.output import linear_map_scores, retrieval_scores
+from stepjepa.evaluation.output import retrieval_scores
 from stepjepa.evaluation.summary_text import format_summary
 
 
@@ -40,7 +40,7 @@ class Scores:
 
     @property
     def _scores(self) -> dict[str, JsonObject]:
-        return {**self.summary["scores"], **retrieval_scores(self.summary), **linear_map_scores(self.summary)}
+        return {**self.summary["scores"], **retrieval_scores(self.summary)}
 
     @property
     def lines(self) -> list[JsonObject]:

@@ -28,6 +28,7 @@ def noise_of_sequences(model: nn.Module, batch: Batch, alpha: float | None) -> I
     if alpha is None or not positions or "neftune_noise_alpha" not in vars(embedding):
         yield
         return
+    # Waits for the device, with this noise alone.
     longest = 1 + max(int(of_pass.max()) for of_pass in positions)
 
     def scale(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
