@@ -35,11 +35,11 @@ from stepjepa.base.files import atomic_write
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.sources import read_records
-from stepjepa.evaluation.linear_map import PENALTIES, fit_linear_maps
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right
 from stepjepa.evaluation.run import embed_views, pair_embedder
 from stepjepa.models.loading import load_for_inference, load_model
+from stepjepa.objectives.linear_map import PENALTIES, fit_linear_maps
 from stepjepa.objectives.reading import ReadoutPlace, ViewEmbeddings, embedding_config
 from stepjepa.store.record import trained_objective
 from stepjepa.tasks.base import Task
@@ -248,7 +248,7 @@ def without_objective(
 def mapped_sides(known: tuple[Matrix, Matrix], new: tuple[Matrix, Matrix], strength: float) -> tuple[Matrix, Matrix]:
     """Predicted and true targets ``[N, D]`` of new pairs, both centred, by a map that is fitted on known pairs."""
     (linear_map,) = fit_linear_maps(*known, [strength])
-    return linear_map(*new)
+    return linear_map(new[0], "source"), linear_map(new[1], "target")
 
 
 def at_layers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, layers: Sequence[int] | None) -> Embed:

@@ -37,10 +37,12 @@ _NAMES = {
     "objectives.embedding": "Embedder",
     "objectives.index": "Hit TextIndex",
     "objectives.jepa": "Jepa JepaLoss",
+    "objectives.linear_map": "FittedMap",
     "objectives.pair_embedding": "PairEmbedder",
     "objectives.reading": "ReadoutPlace SideEmbeddings ViewEmbeddings",
     "objectives.setup": "set_up",
     "training.trainer": "JepaTrainer",
+    "evaluation.map_fitting": "fit_linear_map",
     "evaluation.run": "evaluate",
     "evaluation.scores": "Scores",
     "running.run": "Run run",
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from stepjepa.config.run import RunConfig as RunConfig
     from stepjepa.data.records import Record as Record
     from stepjepa.data.sources import read_records as read_records
+    from stepjepa.evaluation.map_fitting import fit_linear_map as fit_linear_map
     from stepjepa.evaluation.run import evaluate as evaluate
     from stepjepa.evaluation.scores import Scores as Scores
     from stepjepa.models.encoded import Encoded as Encoded
@@ -87,6 +90,7 @@ if TYPE_CHECKING:
     from stepjepa.objectives.index import TextIndex as TextIndex
     from stepjepa.objectives.jepa import Jepa as Jepa
     from stepjepa.objectives.jepa import JepaLoss as JepaLoss
+    from stepjepa.objectives.linear_map import FittedMap as FittedMap
     from stepjepa.objectives.monitors import effective_rank as effective_rank
     from stepjepa.objectives.objective import Losses as Losses
     from stepjepa.objectives.objective import Objective as Objective

@@ -197,7 +197,7 @@ def test_a_folder_that_takes_no_embeddings_is_searched_all_the_same(
     def full(*_: object) -> NoReturn:
         raise OSError(number, os.strerror(number), "answers.jsonl")
 
-    monkeypatch.setattr("stepjepa.evaluation.corpus.atomic_write", full)
+    monkeypatch.setattr("stepjepa.evaluation.stored_arrays.atomic_write", full)
     assert search(folder, "--query", *QUERIES, "--json") == 0
     written = capsys.readouterr()
     assert json.loads(written.out)["results"] == expected

@@ -16,11 +16,12 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.evaluation.linear_map import fit_linear_maps
-from stepjepa.evaluation.mapped_retrieval import choose, not_in_test, places_to_try, rank_behind_map
+from stepjepa.evaluation.map_fitting import choose, places_to_try
+from stepjepa.evaluation.mapped_retrieval import not_in_test, rank_behind_map
 from stepjepa.evaluation.run import embed_views, pair_embedder
 from stepjepa.evaluation.summary_text import format_summary
 from stepjepa.objectives.jepa import Jepa
+from stepjepa.objectives.linear_map import fit_linear_maps
 from stepjepa.objectives.reading import ReadoutPlace, ViewEmbeddings, embedding_config
 
 CONFIG = JepaConfig(mode="llm-jepa", predictors=0, pooling="mean")
@@ -61,7 +62,7 @@ def test_a_map_is_the_ridge_regression_of_scikit_learn(count: int, penalty: floa
 
 def test_equal_sources_predict_the_mean_target() -> None:
     (linear_map,) = fit_linear_maps(np.ones((5, 3), np.float32), np.eye(5, 3, dtype=np.float32), [0.0])
-    assert not linear_map(np.ones((2, 3), np.float32), np.ones((2, 3), np.float32))[0].any()
+    assert not linear_map(np.ones((2, 3), np.float32), "source").any()
 
 
 def test_the_place_where_held_out_pairs_are_found_is_chosen() -> None:

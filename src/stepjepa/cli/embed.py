@@ -10,9 +10,9 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags
 from stepjepa.cli.parser import from_args
-from stepjepa.config.option import option
+from stepjepa.config.option import check_effects, option
 from stepjepa.data.records import BadRecords
-from stepjepa.evaluation.model_reading import ReadingSettings
+from stepjepa.evaluation.model_reading import ReadingSettings, make_embedder
 
 EPILOG = """\
 example: stepjepa embed --model_path runs/a --input_file texts.jsonl \\
@@ -44,18 +44,25 @@ class EmbedFlags:
         "error", "lines that can't be embedded: error; or skip and report how many, they give no row", group="files"
     )
     raw: bool = option(False, "write vectors as they are read; else of length 1")
+    no_cache: bool = option(
+        False, "neither read nor write the map beside the file of --linear_map", group="files", only_with="linear_map"
+    )
 
 
 def run(args: argparse.Namespace) -> JsonObject:
     """Embed the file."""
+    check_effects(vars(args), EmbedFlags)
     existing_file(args.input_file, "input file")
     from stepjepa.evaluation.embed_file import check_output, embed_file
+    from stepjepa.evaluation.stored_map import reading_options
 
     check_output(args.input_file, args.output_file, id_column=args.id_column, overwrite=args.overwrite)
     reading = from_args(ReadingSettings, args)
     reading.check(args.model_path)
     bad = BadRecords(args.bad_records, settings=("bad_records",))
-    embedder, start = reading.embedder(reading.load(args.model_path), args.side, raw=args.raw), time.perf_counter()
+    jepa, map_bad = reading.load(args.model_path), BadRecords(args.bad_records, settings=("bad_records",))
+    options = reading_options(reading, jepa, args.model_path, bad=map_bad, cache=not args.no_cache)
+    embedder, start = make_embedder(jepa, args.side, {**options, "raw": args.raw}), time.perf_counter()
     embedded = embed_file(
         embedder,
         args.input_file,
@@ -79,6 +86,6 @@ def run(args: argparse.Namespace) -> JsonObject:
 EMBED = Command(
     run,
     flags=((EmbedFlags, "embedding"), (ReadingSettings, "model"), (JsonFlags, "files")),
-    common="model_path input_file output_file overwrite column side raw batch_size json",
+    common="model_path input_file output_file overwrite column side raw batch_size linear_map json",
     epilog=EPILOG,
 )

@@ -13,7 +13,7 @@ from stepjepa.cli.flags import JsonFlags
 from stepjepa.cli.parser import from_args
 from stepjepa.config.option import FROM_ONE, check_effects, option
 from stepjepa.data.records import BadRecords
-from stepjepa.evaluation.model_reading import ReadingSettings
+from stepjepa.evaluation.model_reading import ReadingSettings, make_embedder
 
 EPILOG = """\
 example: stepjepa search --model_path runs/a --corpus answers.jsonl \\
@@ -48,27 +48,31 @@ class SearchFlags:
     )
     output_file: str | None = option(None, "JSON lines, one a query", metavar="FILE", group="files")
     overwrite: bool = option(False, "let --output_file replace a file", group="files", only_with="output_file")
-    no_cache: bool = option(False, "neither read nor write the embeddings beside the corpus", group="files")
+    no_cache: bool = option(
+        False, "neither read nor write the embeddings beside the corpus, and the map of --linear_map", group="files"
+    )
 
 
 def run(args: argparse.Namespace) -> JsonObject:
     """Search and print."""
     _check_files(args)
     from stepjepa.evaluation.corpus import corpus_index, read_texts
+    from stepjepa.evaluation.stored_map import reading_options
     from stepjepa.objectives.inputs import Text
 
     reading = from_args(ReadingSettings, args)
-    reading.check(args.model_path)
-    bad = BadRecords(args.bad_records, settings=("bad_records",))
-    corpus = read_texts(args.corpus, args.column, answers=args.side == "target", bad=bad)
+    config = reading.check(args.model_path)
+    of_answers = "source" if config.reverse_pred else "target"
+    bad, map_bad = (BadRecords(args.bad_records, settings=("bad_records",)) for _ in range(2))
+    corpus = read_texts(args.corpus, args.column, answers=args.side == of_answers, bad=bad)
     queries = [Text(text, "--query", number) for number, text in enumerate(args.query or (), start=1)]
     if args.queries is not None:
-        answers = args.side == "source"
+        answers = args.side != of_answers
         queries = read_texts(args.queries, args.query_column, answers=answers, setting="query_column")
-    jepa = reading.load(args.model_path)
-    reading.embedder(jepa, args.side)  # refuses wrong settings before anything is embedded
-    cache = not args.no_cache
-    index = corpus_index(jepa, args.model_path, args.corpus, corpus, args.side, cache=cache, **reading.options)
+    jepa, cache = reading.load(args.model_path), not args.no_cache
+    options = reading_options(reading, jepa, args.model_path, bad=map_bad, cache=cache)
+    make_embedder(jepa, args.side, options)  # refuses wrong settings before anything is embedded
+    index = corpus_index(jepa, args.model_path, args.corpus, corpus, args.side, cache=cache, **options)
     results: list[JsonObject] = [
         {"query": query.text, "hits": [{**asdict(hit), "line": corpus[hit.index].line} for hit in row]}
         for query, row in zip(queries, index.search(queries, args.k), strict=True)
@@ -103,6 +107,6 @@ def _check_files(args: argparse.Namespace) -> None:
 SEARCH = Command(
     run,
     flags=((SearchFlags, "search"), (ReadingSettings, "model"), (JsonFlags, "files")),
-    common="model_path corpus column bad_records query queries k json",
+    common="model_path corpus column bad_records query queries k linear_map json",
     epilog=EPILOG,
 )

@@ -32,6 +32,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["4bit", "8bit"]
 """Sizes of weights that bitsandbytes quantizes."""
 
+Pooling = Literal["last", "mean"]
+"""Parts of a view that its embedding is read from: one token, or the mean of all."""
+
 DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
 
 _CHOICES = "; ".join(f"{mode}: {' or '.join(layouts_of(mode))}" for mode in ("llm-jepa", "step-jepa"))
@@ -88,9 +91,7 @@ class JepaConfig:
         parse=lambda text: None if text == "auto" else int(text),
     )
     pair_distance: int = _views(1, "a reasoning step predicts the step N positions later", allowed=FROM_ONE)
-    pooling: Literal["last", "mean"] = _views(
-        "last", "read an embedding at one token; or average over predictors and target content"
-    )
+    pooling: Pooling = _views("last", "read an embedding at one token; or average over predictors and target content")
     step_separator: str = _views(
         "blank",
         "blank (lines), line (ends), or a literal string",

@@ -7,19 +7,15 @@ import json
 from pathlib import Path
 from typing import Unpack
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import atomic_write
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import note
 from stepjepa.chat.thought import without_thought
 from stepjepa.data.columns import ASSISTANT, CHATS, USER
 from stepjepa.data.messages import is_absent, number_as_text
 from stepjepa.data.records import BadRecords, named, parse_record
 from stepjepa.data.row_error import Remedy, RowError
 from stepjepa.data.sources import read_rows
+from stepjepa.evaluation.stored_arrays import ArrayFile, Arrays
 from stepjepa.objectives.index import TextIndex, distinct
 from stepjepa.objectives.inputs import EmbedOptions, Text, with_answer
 from stepjepa.objectives.jepa import Jepa
@@ -115,44 +111,23 @@ def corpus_index(
     Raises:
         UserError: the name of the embeddings is taken by a file of another program; or a text is wrong.
     """
-    from safetensors.numpy import save
-
     if not cache:
         return jepa.index(texts, side, **options)
-    file, digest = Path(f"{path}{SUFFIX}"), corpus_fingerprint(jepa, model_path, texts, side, options)
-    vectors = _stored_vectors(file, digest) if file.exists() else None
-    if vectors is not None:
+    fingerprint = corpus_fingerprint(jepa, model_path, texts, side, options)
+    file = ArrayFile(
+        Path(f"{path}{SUFFIX}"), FORMAT, "the corpus' embeddings", "model or corpus", "the corpus is embedded again"
+    )
+    if (stored := file.read(fingerprint)) is not None:
         entries, first = distinct(texts)
-        return TextIndex(jepa, [entry.text for entry in entries], first, vectors, side, options)
+        return TextIndex(jepa, [entry.text for entry in entries], first, stored.arrays["vectors"], side, options)
     index = jepa.index(texts, side, **options)
-    try:
-        with atomic_write(file, "wb") as stream:
-            stream.write(save({"vectors": index.vectors}, {"format": FORMAT, "fingerprint": digest}))
-    except OSError as error:  # a folder that may not be written to, a disk that is full or mounted read-only
-        note(f"{file} can't be written ({error.strerror or error}), so that the corpus is embedded again each time")
+    file.write(fingerprint, Arrays({"vectors": index.vectors}, {}))
     return index
 
 
-def _stored_vectors(file: Path, digest: str) -> NDArray[np.float32] | None:
-    """Return the vectors in a file; None, with a note, if they are those of another ``corpus_fingerprint``.
-
-    Raises:
-        UserError: the file is damaged, or not written by stepjepa.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    fault = "has the name of the corpus' embeddings, but stepjepa did not write it; move it away, or pass `no_cache`"
-    try:
-        with safe_open(file, "numpy") as stored:
-            metadata = stored.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise UserError(fault, path=file)
-            if metadata.get("fingerprint") == digest:
-                return np.asarray(stored.get_tensor("vectors"))
-    except (SafetensorError, OSError):
-        raise UserError(fault, path=file) from None
-    note(f"{file} has the embeddings of another model or corpus; it is written again")
-    return None
+def loaded_model(jepa: Jepa, model_path: str) -> JsonObject:
+    """Return the facts about a loaded model that its embeddings depend on."""
+    return {"model": model_fingerprint(model_path), "dtype": str(jepa.model.dtype), "system": jepa.system_prompt}
 
 
 def corpus_fingerprint(jepa: Jepa, model_path: str, texts: list[Text], side: Kind, options: EmbedOptions) -> str:
@@ -163,11 +138,12 @@ def corpus_fingerprint(jepa: Jepa, model_path: str, texts: list[Text], side: Kin
         model_path: the folder that it was loaded from.
         texts: of the corpus.
         side: on which they are embedded.
-        options: those of ``Jepa.embedder``; ``layer`` and ``pooling`` count.
+        options: those of ``Jepa.embedder``; ``layer``, ``pooling`` and ``linear_map`` count.
     """
-    readout = {"side": side, "layer": options.get("layer"), "pooling": options.get("pooling")}
-    loaded = {"model": model_fingerprint(model_path), "dtype": str(jepa.model.dtype), "system": jepa.system_prompt}
-    digest = hashlib.sha256(json.dumps(loaded | readout).encode())
+    readout: JsonObject = {"side": side, "layer": options.get("layer"), "pooling": options.get("pooling")}
+    if (fitted := options.get("linear_map")) is not None:
+        readout["linear_map"] = fitted.fingerprint
+    digest = hashlib.sha256(json.dumps(loaded_model(jepa, model_path) | readout).encode())
     for text in texts:
         digest.update(f"{len(text.text)}:{text.text}".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError, raising_user_errors
+from stepjepa.base.files import existing_file
 from stepjepa.config.batch_sizes import EMBEDDED
-from stepjepa.config.jepa import Dtype
+from stepjepa.config.jepa import Dtype, JepaConfig, Pooling
 from stepjepa.config.option import FROM_ONE, option
 from stepjepa.models.names import check_trained
 from stepjepa.store.record import trained_objective
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from stepjepa.objectives.embedding import Embedder
     from stepjepa.objectives.inputs import EmbedOptions
     from stepjepa.objectives.jepa import Jepa
+    from stepjepa.views.sequences import Kind
 
 
 @dataclass
@@ -25,7 +27,12 @@ class ReadingSettings:
     batch_size: int = option(EMBEDDED, "texts at a time", allowed=FROM_ONE)
     dtype: Dtype = option("auto", "dtype of the weights")
     layer: int | None = option(None, "index of hidden_states to read; -1: the last one (that of training)")
-    pooling: Literal["last", "mean"] | None = option(None, "read one token or the mean of several (that of training)")
+    pooling: Pooling | None = option(None, "read one token or the mean of several (that of training)")
+    linear_map: str | None = option(
+        None,
+        "embed behind a linear map, fitted on the pairs of this file by ridge regression; the model is not trained",
+        metavar="FILE",
+    )
     max_length: int | None = option(None, "most tokens of a text (that of training)", allowed=FROM_ONE)
     system_prompt: str | None = option(
         None,
@@ -44,13 +51,22 @@ class ReadingSettings:
             "max_length": self.max_length,
         }
 
-    def check(self, model_path: str) -> None:
-        """Raise ``UserError`` for a model that these settings can't read, before weights and texts are loaded."""
-        from stepjepa.objectives.reading import embedding_config
+    def check(self, model_path: str) -> JepaConfig:
+        """Return the settings for reading a model's views, before weights and texts are loaded.
+
+        Raises:
+            UserError: these settings can't read the model, or there is no file of the linear map.
+        """
+        from stepjepa.objectives.reading import embedding_config, has_objective
 
         check_trained(model_path)
+        trained, layer, pooling = trained_objective(model_path), self.layer, self.pooling
+        if self.linear_map is not None:
+            existing_file(self.linear_map, "file of records")
+            if layer is None and pooling is None and not has_objective(trained):
+                pooling = "mean"  # fitting the map tries every layer and both
         with raising_user_errors():
-            embedding_config(trained_objective(model_path), layer=self.layer, pooling=self.pooling, path=model_path)
+            return embedding_config(trained, layer=layer, pooling=pooling, path=model_path)
 
     def load(self, model_path: str, device: str | None = None) -> Jepa:
         """Load a model with its system prompt.
@@ -75,13 +91,12 @@ class ReadingSettings:
             jepa.system_prompt = self.system_prompt
         return jepa
 
-    def embedder(self, jepa: Jepa, side: Literal["source", "target"], *, raw: bool = False) -> Embedder:
-        """Make the embedder of one ``side``; with ``raw`` vectors are not normalised to length 1.
 
-        Raises:
-            UserError: the model can't be read with these settings.
-        """
-        options = self.options
-        options["raw"] = raw
-        with raising_user_errors():
-            return jepa.embedder(side, **options)
+def make_embedder(jepa: Jepa, side: Kind, options: EmbedOptions) -> Embedder:
+    """Make the embedder of one side.
+
+    Raises:
+        UserError: the model can't be read with these options.
+    """
+    with raising_user_errors():
+        return jepa.embedder(side, **options)

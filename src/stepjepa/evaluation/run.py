@@ -232,7 +232,8 @@ class Evaluation:
         The map of a model without a JEPA objective is tried at every layer, unless a readout is named: its training
         says nothing of where its embeddings are best.
         """
-        from stepjepa.evaluation.mapped_retrieval import places_to_try, rank_behind_map
+        from stepjepa.evaluation.map_fitting import places_to_try
+        from stepjepa.evaluation.mapped_retrieval import rank_behind_map
         from stepjepa.evaluation.retrieval import answer_names, rank_targets
         from stepjepa.models.architecture import number_of_layers
         from stepjepa.objectives.reading import embedding_config, has_objective

@@ -9,7 +9,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import File, check_output_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.batch_sizes import ANSWERED
-from stepjepa.config.jepa import Dtype, Quantization
+from stepjepa.config.jepa import Dtype, Pooling, Quantization
 from stepjepa.config.option import FROM_ONE, check_effects, check_values, option
 from stepjepa.config.server import ServerSettings
 from stepjepa.models.sampling import Sampling
@@ -90,7 +90,7 @@ class EvaluationSettings(ScoringSettings):
     similarity: Literal["llm-jepa", "step-jepa"] | None = option(None, _SIMILARITY, group="scoring", const="llm-jepa")
     retrieval: bool = option(False, _RETRIEVAL, group="scoring")
     layer: int | None = option(None, _LAYER, group="scoring", only_with="retrieval")
-    pooling: Literal["last", "mean"] | None = option(None, _POOLING, group="scoring", only_with="retrieval")
+    pooling: Pooling | None = option(None, _POOLING, group="scoring", only_with="retrieval")
     linear_map: File | None = option(None, _LINEAR_MAP, group="scoring", only_with="retrieval", metavar="FILE")
     batch_size: int = option(ANSWERED, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)

@@ -19,7 +19,7 @@ from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.base.files import atomic_write, fingerprint, json_text, locked
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.batch_sizes import EMBEDDED
-from stepjepa.config.jepa import Dtype, JepaConfig
+from stepjepa.config.jepa import Dtype, JepaConfig, Pooling
 from stepjepa.config.option import FROM_ONE, FROM_ZERO, check_values, option
 from stepjepa.data.records import BadRecords, Record, tell_unused
 from stepjepa.data.sources import read_records
@@ -54,7 +54,7 @@ class AnalysisSettings:
         None, "pairs of each record; all for `t_sne_type steps`", group=_VIEWS
     )
     layer: int | None = option(None, "index of hidden_states to read; 0 is the embeddings, -1 the last", group=_VIEWS)
-    pooling: Literal["last", "mean"] | None = option(None, "read one token, or the mean as in training", group=_VIEWS)
+    pooling: Pooling | None = option(None, "read one token, or the mean as in training", group=_VIEWS)
     use_test_prompts: bool = option(
         False, "keep the test file's own system prompt; else that of training", group=_VIEWS
     )

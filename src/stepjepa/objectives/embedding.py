@@ -23,6 +23,7 @@ from stepjepa.data.records import Record
 from stepjepa.data.row_error import Remedy, RowError
 from stepjepa.data.steps import closed_step
 from stepjepa.objectives.inputs import PLACEHOLDER, Inputs, Text, as_inputs
+from stepjepa.objectives.linear_map import LinearMap
 from stepjepa.objectives.reading import SideEmbeddings, ViewReader
 from stepjepa.views.layouts import LAYOUTS, message_text
 from stepjepa.views.sequences import Kind, Pair, TokenizedRecord, View
@@ -202,10 +203,11 @@ class Embedder:
     reader: ViewReader
     side: Kind
     raw: bool = False  # don't divide the vectors by their lengths
+    linear_map: LinearMap | None = None  # the vectors are those behind it
 
     def __repr__(self) -> str:
-        config = self.reader.config
-        return f"Embedder(side {self.side}, layer {config.jepa_layer}, pooling {config.pooling})"
+        config, behind = self.reader.config, "" if self.linear_map is None else ", behind a linear map"
+        return f"Embedder(side {self.side}, layer {config.jepa_layer}, pooling {config.pooling}{behind})"
 
     def __call__(self, inputs: Inputs) -> SideEmbeddings:
         """Embed texts, one row each, or records, one row for each view; see :meth:`Jepa.embed` for errors."""
@@ -213,6 +215,8 @@ class Embedder:
         texts = [value for value in values if isinstance(value, Text)]
         records = [value for value in values if isinstance(value, Record)]
         embedded = self._records(records) if records else self._texts(texts)
+        if self.linear_map is not None:
+            embedded = replace(embedded, vectors=self.linear_map(embedded.vectors, self.side))
         return embedded if self.raw else replace(embedded, vectors=normalised(embedded.vectors))
 
     def _texts(self, texts: Sequence[Text]) -> SideEmbeddings:

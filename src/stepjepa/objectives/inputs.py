@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
 from stepjepa.chat.marks import Message
 from stepjepa.chat.unused import Reads, parts_without_use
+from stepjepa.config.jepa import Pooling
 from stepjepa.data.columns import ASSISTANT, CHATS, USER
 from stepjepa.data.messages import SYSTEM_ROLES, from_json, is_absent, read_message, source_role
 from stepjepa.data.records import Record, as_records, tell_unused
+
+if TYPE_CHECKING:
+    from stepjepa.objectives.linear_map import FittedMap
 
 PLACEHOLDER = "."
 """Stands for an answer that is never read."""
@@ -143,5 +147,6 @@ class EmbedOptions(TypedDict, total=False):
     batch_size: int
     raw: bool
     layer: int | None
-    pooling: Literal["last", "mean"] | None
+    pooling: Pooling | None
     max_length: int | None
+    linear_map: FittedMap | None

@@ -21,7 +21,7 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.batch_sizes import ANSWERED, EMBEDDED
-from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.jepa import JepaConfig, Pooling
 from stepjepa.data.records import Record, as_records
 from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads, number_of_layers
 from stepjepa.models.encode import check_layer
@@ -41,7 +41,7 @@ from stepjepa.objectives.reading import (
     SideEmbeddings,
     ViewEmbeddings,
     ViewReader,
-    embedding_config,
+    has_objective,
     reading_config,
 )
 from stepjepa.objectives.setup import set_up, set_up_attention
@@ -312,23 +312,27 @@ class Jepa:
                 ``layer``: index of ``hidden_states`` to read, instead of that of training.
                 ``pooling``: ``last`` or ``mean``, instead of that of training.
                 ``max_length``: most tokens of a text, instead of those of training.
+                ``linear_map``: from :func:`stepjepa.fit_linear_map`; vectors are those behind it, read where it says.
 
         Raises:
-            ValueError: ``side`` or an option has a value that is not allowed.
+            ValueError: ``side`` or an option has a value that is not allowed, or a readout is named beside a map.
             UserError: the model was trained without a JEPA objective, and neither ``layer`` nor ``pooling`` is named.
         """
         if side not in SIDES:
             raise ValueError(f"side: expected 'source' or 'target', got {side!r}")
-        config = embedding_config(self._provenance.settings, layer=options.get("layer"), pooling=options.get("pooling"))
-        config = replace(config, pairs="all", over_length="error")
-        if (max_length := options.get("max_length")) is not None:
-            config = replace(config, max_length=max_length)
+        config = self._provenance.of_options(options)
         check_layer(number_of_layers(self.model), config.jepa_layer, "layer")
-        tokenizer = ViewTokenizer(self.tokenizer, config, side)
+        tokenizer, fitted = ViewTokenizer(self.tokenizer, config, side), options.get("linear_map")
         if tokenizer.behind_prompt:
-            tokenizer.system = self._provenance.system_message(self.system_prompt)
+            tokenizer.system = self._provenance.system_message(self.system_prompt, fitted)
         reader = self._reader(config, options.get("batch_size", EMBEDDED))
-        return Embedder(tokenizer, reader, side, options.get("raw", False))
+        linear_map = None if fitted is None else fitted.linear_map
+        return Embedder(tokenizer, reader, side, options.get("raw", False), linear_map)
+
+    @property
+    def has_objective(self) -> bool:
+        """Whether the model was trained with a JEPA objective, which says where its embeddings are read."""
+        return has_objective(self._provenance.settings)
 
     @property
     def reads_system_prompt(self) -> bool:
@@ -362,9 +366,14 @@ class Jepa:
         """
         return self.pair_embedder(batch_size)([*as_records(records)])
 
-    def pair_embedder(self, batch_size: int = EMBEDDED) -> PairEmbedder:
-        """Make the function that :meth:`embed_pairs` calls; it also reads several layers and poolings in one pass."""
-        config = self._reading()
+    def pair_embedder(
+        self, batch_size: int = EMBEDDED, *, layer: int | None = None, pooling: Pooling | None = None
+    ) -> PairEmbedder:
+        """Make the function that :meth:`embed_pairs` calls; it also reads several layers and poolings in one pass.
+
+        ``layer`` and ``pooling`` are as for :meth:`embedder`.
+        """
+        config = self._reading() if layer is None and pooling is None else self._provenance.read_at(layer, pooling)
         return PairEmbedder(RecordTokenizer(self.tokenizer, config), self._reader(config, batch_size))
 
     def _reading(self) -> JepaConfig:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.marks import Message
-from stepjepa.config.jepa import DEFAULTS, JepaConfig
+from stepjepa.config.jepa import DEFAULTS, JepaConfig, Pooling
 from stepjepa.models.architecture import without_heads
 from stepjepa.models.generation import save_generation_config
-from stepjepa.objectives.reading import reading_config
+from stepjepa.objectives.inputs import EmbedOptions
+from stepjepa.objectives.linear_map import FittedMap
+from stepjepa.objectives.reading import embedding_config, reading_config
 from stepjepa.store.folder import CARD_FILE, RUN_FILE, save_atomically
 from stepjepa.store.record import RunRecord, read_record, write_record
 
@@ -35,17 +37,44 @@ class Provenance:
         settings = None if record.jepa is None else trained_config(record).to_dict()
         return cls(settings, record.system_prompts or (), record.objective is not None)
 
-    def system_message(self, chosen: str | None) -> list[Message]:
-        """Return the system message that a question is read behind: ``chosen``, or None for that of training.
+    def of_options(self, options: EmbedOptions) -> JepaConfig:
+        """Return the settings by which ``Jepa.embedder`` reads; see ``reading.embedding_config`` for errors.
 
-        Empty for none, and for an empty text. UserError if there were several in training, and none is chosen.
+        ValueError if a readout is named beside a linear map, which belongs to one.
         """
-        prompts = self.system_prompts
+        layer, pooling, fitted = options.get("layer"), options.get("pooling"), options.get("linear_map")
+        if fitted is not None:
+            if layer is not None or pooling is not None:
+                named = f"layer {layer}" if layer is not None else f"pooling {pooling!r}"
+                raise ValueError(f"linear_map: embeddings are read where it was fitted, got {named}; name it there")
+            layer, pooling = fitted.place
+        config = self.read_at(layer, pooling)
+        changes: JsonObject = {} if options.get("max_length") is None else {"max_length": options["max_length"]}
+        return replace(config, pairs="all", over_length="error", **changes)
+
+    def read_at(self, layer: int | None, pooling: Pooling | None) -> JepaConfig:
+        """Return the settings for reading embeddings where training did, or at the readout that is named."""
+        return embedding_config(self.settings, layer=layer, pooling=pooling)
+
+    def system_message(self, chosen: str | None, fitted: FittedMap | None = None) -> list[Message]:
+        """Return the system message that a question is read behind; empty for none, and for an empty text.
+
+        Args:
+            chosen: the system prompt; None for that of training.
+            fitted: a linear map, whose records have the system prompt instead of those of training.
+
+        Raises:
+            UserError: there were several, and none is chosen.
+        """
+        prompts = self.system_prompts if fitted is None else fitted.system_prompts
         if chosen is None and len(prompts) > 1:
             first_prompts = ", ".join(
                 "none" if first_prompt is None else shown(first_prompt) for first_prompt in prompts[:3]
             )
-            fault = f"questions were trained behind several system prompts ({first_prompts})"
+            questions = (
+                "questions were trained behind" if fitted is None else "the linear map was fitted on questions behind"
+            )
+            fault = f"{questions} several system prompts ({first_prompts})"
             raise UserError(f"{fault}; choose one by `system_prompt`, an empty text for none, or pass records")
         prompt = prompts[0] if chosen is None and prompts else chosen or None
         return [] if prompt is None else [{"role": "system", "content": prompt}]

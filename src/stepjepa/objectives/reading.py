@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.collate import Collator, Encoding, Packing
 from stepjepa.config.batch_sizes import EMBEDDED
-from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.jepa import JepaConfig, Pooling
 from stepjepa.data.records import Record
 from stepjepa.models.architecture import evaluating, hidden_size
 from stepjepa.models.encode import encode
@@ -106,7 +106,7 @@ class ReadoutPlace(NamedTuple):
     """Where an embedding is read: index of the layer in transformers' ``hidden_states``, and ``last`` or ``mean``."""
 
     layer: int
-    pooling: Literal["last", "mean"]
+    pooling: Pooling
 
 
 @dataclass(frozen=True)

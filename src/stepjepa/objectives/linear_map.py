@@ -5,13 +5,15 @@ Retrieval behind such a map is the baseline of trained embeddings: it costs no t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepjepa.objectives.reading import ViewEmbeddings
+from stepjepa.objectives.reading import ReadoutPlace, ViewEmbeddings
+from stepjepa.views.sequences import Kind
 
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0)
 """Penalties of the regression that are tried, relative to the mean squared singular value of the centred sources."""
@@ -34,18 +36,55 @@ class LinearMap:
     source_mean: _Matrix
     target_mean: _Matrix
 
-    def __call__(self, source: _Embeddings, target: _Embeddings) -> tuple[_Embeddings, _Embeddings]:
-        """Return predictions from sources ``[N, D]``, and targets ``[N, D]``, both less the mean target, in float32.
+    def __call__(self, vectors: _Embeddings, side: Kind) -> _Embeddings:
+        """Return the predictions of sources ``[N, D]``, or targets ``[N, D]``, both less the mean target, in float32.
 
         A regression predicts the mean target where it knows nothing; left in, all predictions would point that way.
+        ValueError for vectors with other dimensions than those that the map was fitted on.
         """
-        predicted = (source - self.source_mean) @ self.weight
-        return predicted.astype(np.float32), (target - self.target_mean).astype(np.float32)
+        if vectors.shape[1] != len(self.source_mean):
+            expected = f"[N, {len(self.source_mean)}] as the map was fitted on"
+            raise ValueError(f"vectors: expected {expected}, got {[*vectors.shape]}; fit a map for this model")
+        if side == "source":
+            mapped: _Embeddings = ((vectors - self.source_mean) @ self.weight).astype(np.float32)
+        else:
+            mapped = (vectors - self.target_mean).astype(np.float32)
+        return mapped
 
     def of_pairs(self, pairs: ViewEmbeddings) -> ViewEmbeddings:
         """Return the pairs with their sources and targets as the map gives them."""
-        source, target = self(pairs.source, pairs.target)
-        return replace(pairs, source=source, target=target)
+        return replace(pairs, source=self(pairs.source, "source"), target=self(pairs.target, "target"))
+
+
+@dataclass(frozen=True, eq=False)
+class FittedMap:
+    """A linear map that was fitted on the pairs of some records, and the embeddings that it belongs to.
+
+    Attributes:
+        linear_map: the map.
+        place: where the embeddings in front of it are read.
+        penalty: of the regression, one of :data:`PENALTIES`.
+        records: number of records that it was fitted on.
+        system_prompts: their most frequent system prompts; None stands for records without one.
+    """
+
+    linear_map: LinearMap
+    place: ReadoutPlace
+    penalty: float
+    records: int
+    system_prompts: Sequence[str | None] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that the vectors behind the map depend on, but for the model."""
+        digest = hashlib.sha256(f"{self.place} {self.system_prompts}".encode())
+        for values in (self.linear_map.weight, self.linear_map.source_mean, self.linear_map.target_mean):
+            digest.update(values.tobytes())
+        return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        layer, pooling = self.place
+        return f"FittedMap({self.records:,} records, layer {layer}, pooling {pooling}, penalty {self.penalty:g})"
 
 
 def fit_linear_maps(

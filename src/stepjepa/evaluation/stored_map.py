@@ -1,0 +1,91 @@
+"""The linear map that is fitted on the records of a file; it is stored beside the file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from stepjepa.base.errors import raising_user_errors
+from stepjepa.base.files import fingerprint
+from stepjepa.data.records import BadRecords
+from stepjepa.data.sources import read_records
+from stepjepa.evaluation.corpus import loaded_model
+from stepjepa.evaluation.map_fitting import fit_linear_map
+from stepjepa.evaluation.model_reading import ReadingSettings
+from stepjepa.evaluation.stored_arrays import ArrayFile, Arrays
+from stepjepa.objectives.inputs import EmbedOptions
+from stepjepa.objectives.jepa import Jepa
+from stepjepa.objectives.linear_map import FittedMap, LinearMap
+from stepjepa.objectives.reading import ReadoutPlace
+
+SUFFIX = ".linear_map.safetensors"
+FORMAT = "stepjepa linear map, 1"
+
+
+def reading_options(
+    reading: ReadingSettings, jepa: Jepa, model_path: str, *, bad: BadRecords, cache: bool = True
+) -> EmbedOptions:
+    """Return the options of ``Jepa.embedder``; with the setting ``linear_map`` the map, which is fitted or read.
+
+    Args:
+        reading: the settings.
+        jepa: the model.
+        model_path: the folder that it was loaded from.
+        bad: how invalid lines of the map's file are handled.
+        cache: read and write the file of the map, which is beside its records and has :data:`SUFFIX`.
+
+    Raises:
+        UserError: there are too few records, or a setting can't be used.
+    """
+    options = reading.options
+    if reading.linear_map is None:
+        return options
+    fitted = _fitted_map(reading, jepa, model_path, bad, cache=cache)
+    return {**options, "layer": None, "pooling": None, "linear_map": fitted}
+
+
+def _fitted_map(reading: ReadingSettings, jepa: Jepa, model_path: str, bad: BadRecords, *, cache: bool) -> FittedMap:
+    """Return the map of a file of records, from the file beside it if that has the map of this model."""
+    path = str(reading.linear_map)
+    file = ArrayFile(
+        Path(f"{path}{SUFFIX}"), FORMAT, "a linear map", "model, or other records", "the map is fitted again"
+    )
+    digest = ""
+    if cache:
+        readout = {"layer": reading.layer, "pooling": reading.pooling, "records": fingerprint(path), "skips": bad.skips}
+        digest = hashlib.sha256(json.dumps(loaded_model(jepa, model_path) | readout).encode()).hexdigest()
+        if (stored := file.read(digest)) is not None:
+            return _from_arrays(stored)
+    records = read_records(path, bad=bad)
+    bad.tell()
+    with raising_user_errors():
+        fitted = fit_linear_map(
+            jepa, records, layer=reading.layer, pooling=reading.pooling, batch_size=reading.batch_size
+        )
+    if cache:
+        file.write(digest, _to_arrays(fitted))
+    return fitted
+
+
+def _to_arrays(fitted: FittedMap) -> Arrays:
+    each = fitted.linear_map
+    arrays = {"weight": each.weight, "source_mean": each.source_mean, "target_mean": each.target_mean}
+    facts = {
+        "place": [*fitted.place],
+        "penalty": fitted.penalty,
+        "records": fitted.records,
+        "system_prompts": [*fitted.system_prompts],
+    }
+    return Arrays(arrays, facts)
+
+
+def _from_arrays(stored: Arrays) -> FittedMap:
+    facts = stored.facts
+    return FittedMap(
+        LinearMap(**stored.arrays),
+        ReadoutPlace(*facts["place"]),
+        facts["penalty"],
+        facts["records"],
+        tuple(facts["system_prompts"]),
+    )
