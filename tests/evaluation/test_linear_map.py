@@ -118,7 +118,7 @@ def test_questions_of_the_test_file_are_not_fitted_on(jepa: Jepa) -> None:
     clean, leaking = (
         rank_behind_map(embedder, each, test, names, places, file="known.jsonl") for each in (known, [*test, *known])
     )
-    assert (clean.left_out, leaking.left_out, leaking.records) == (0, 5, 20)
+    assert (clean.left_out, leaking.left_out, leaking.fitted.records) == (0, 5, 20)
     assert leaking.summary() == clean.summary() | {"left_out": 5}
     with pytest.raises(UserError, match=r"known.jsonl: has 19 records whose question is not in the test file"):
         rank_behind_map(embedder, [*test, *known[1:]], test, names, places, file="known.jsonl")
