@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,21 @@ def test_questions_of_the_test_file_are_not_fitted_on(jepa: Jepa) -> None:
     assert leaking.summary() == clean.summary() | {"left_out": 5}
     with pytest.raises(UserError, match=r"known.jsonl: has 19 records whose question is not in the test file"):
         rank_behind_map(embedder, [*test, *known[1:]], test, names, places, file="known.jsonl")
+
+
+def test_records_without_a_pair_are_counted_by_file_and_noted(jepa: Jepa, capsys: pytest.CaptureFixture[str]) -> None:
+    """The counts of the passes before were added to them."""
+    empty = [replace(record, views=()) for record in records(["eleven", "twelve"], "question")]
+    test = [*records(FIVE, "test"), empty[0]]
+    embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
+    assert str(embedder(test).without_pair).startswith("1 of 6 records has no pair: ")
+    names, places = [None] * len(test), places_to_try(CONFIG, None)
+    mapped = rank_behind_map(embedder, [*records(TWENTY, "known"), *empty], test, names, places, file="known.jsonl")
+    assert mapped.fitted.records == 20
+    assert str(mapped.retrieval.without_pair).startswith("1 of 6 records has no pair: ")
+    # The other one has a question of the test file.
+    assert mapped.left_out == 1
+    assert "note: not used for the linear map: 1 of 21 records has no pair: " in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -164,6 +164,11 @@ class RecordTokenizer:
         plain_spans = tuple(span for span in rendered.spans if span[0] < span[1])
         return [Turn(len(record.messages) - 1, rendered.text, 0, rendered.spans, (0, 0), plain_spans, "")]
 
+    def count_anew(self) -> None:
+        """Forget the records so far, for :attr:`counts` and :attr:`without_pair`."""
+        self.counts.clear()
+        self._without_pair.clear()
+
     def describe(self) -> dict[str, str]:
         """Return facts about the chat template, which parts of the records so far it does not render, and no pairs."""
         unused = {NOT_USED: "; ".join(self._without_use)} if self._without_use else {}

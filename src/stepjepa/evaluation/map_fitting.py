@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import note
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import JepaConfig, Pooling
 from stepjepa.data.records import Record, as_records
@@ -73,7 +74,7 @@ def places_to_try(config: JepaConfig, layers: int | None) -> list[ReadoutPlace]:
 
 
 def fit_map(embedder: PairEmbedder, records: Sequence[Record], places: Sequence[ReadoutPlace]) -> FittedMap:
-    """Fit a linear map on the pairs of records, at the best of several places.
+    """Fit a linear map on the pairs of records, at the best of several places; records without a pair are noted.
 
     A tenth of the records, at most :data:`TRIED`, drawn at random, chooses place and penalty; then the map is fitted on
     all of them.
@@ -92,8 +93,10 @@ def fit_map(embedder: PairEmbedder, records: Sequence[Record], places: Sequence[
     known, held_out = embedder.at(drawn[count:], places), embedder.at(drawn[:count], places)
     place, penalty = choose(known, held_out, embedder.reader.config)
     pairs = embedder.at(records, [place])[place]
+    if pairs.without_pair is not None:
+        note(f"not used for the linear map: {pairs.without_pair}")
     (linear_map,) = fit_linear_maps(pairs.source, pairs.target, [penalty])
-    return FittedMap(linear_map, place, penalty, len(records), tuple(system_prompts(records)))
+    return FittedMap(linear_map, place, penalty, len({*pairs.record.tolist()}), tuple(system_prompts(records)))
 
 
 def fit_linear_map(

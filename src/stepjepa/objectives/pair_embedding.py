@@ -38,6 +38,7 @@ class PairEmbedder:
         pooling = self.reader.place.pooling
         if pooling != "mean" and any(place.pooling != pooling for place in places):
             raise ValueError(f"places: expected pooling '{pooling}', which is that of the settings, got 'mean'")
+        self.tokenizer.count_anew()
         embedded = self.reader.pairs_at(records, self.tokenizer.tokenize_each(records), places)
         without_pair = self.tokenizer.without_pair
         return {place: replace(pairs, without_pair=without_pair) for place, pairs in embedded.items()}
