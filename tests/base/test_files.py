@@ -90,7 +90,7 @@ def test_a_damaged_json_file_is_named(text: str, tmp_path: Path) -> None:
         ("a: 1\nb: [1\n", "yaml:3: not valid YAML"),
         ("a: 1\na: 2", "yaml:2: not valid YAML .the key 'a' occurs twice"),
         ("a: !!python/object/apply:os.getcwd []", "yaml:1: not valid YAML"),
-        ("a: 2026-99-99", "not valid YAML"),
+        ("a: !!timestamp 2026-99-99", "not valid YAML"),
     ],
 )
 def test_yaml_is_read_safely(text: str, told: str, tmp_path: Path) -> None:
@@ -99,6 +99,33 @@ def test_yaml_is_read_safely(text: str, told: str, tmp_path: Path) -> None:
         read_yaml(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_text("a: no\nb: true\nc: on\nd: 1")
     assert read_yaml(tmp_path / "a.yaml") == {"a": "no", "b": True, "c": "on", "d": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("007", 7),
+        ("010", 10),
+        ("1_000", 1000),
+        ("0x1F", 31),
+        ("-0b101", -5),
+        ("+5", 5),
+        ("1.10", 1.1),
+        ("-.Inf", -math.inf),
+    ],
+)
+def test_numbers_of_yaml_know_how_they_are_written(text: str, value: float, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"a: {text}")
+    read = read_yaml(tmp_path / "a.yaml")["a"]
+    assert (read, read.text) == (value, text)
+    assert pickle.loads(pickle.dumps(read)).text == text
+    assert json.dumps(read) == json.dumps(value)
+
+
+@pytest.mark.parametrize("text", ["2026-11-27", "2026-99-99", "12:30", "1:30:00.5", "1__0", "0x"])
+def test_a_text_of_yaml_is_no_date_and_no_number_of_yaml_1_1(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"a: {text}")
+    assert read_yaml(tmp_path / "a.yaml") == {"a": text}
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:

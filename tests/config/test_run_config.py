@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from stepjepa import JepaConfig, LoraSettings, RunConfig, UserError
+from stepjepa.cli.parser import as_arguments
 from stepjepa.config.option import options_of
-from stepjepa.config.run import FLAT, OPTIONS, WRITTEN
+from stepjepa.config.run import FLAT, OPTIONS, WRITTEN, read_flat
 from stepjepa.inspection.analysis import AnalysisSettings
 from stepjepa.models.sampling import Sampling
 from stepjepa.tasks.stepmath import Difficulty
@@ -125,6 +127,54 @@ def test_numbers_of_yaml_are_read_by_the_type_of_their_field(tmp_path: Path) -> 
     assert (config.trainer["weight_decay"], config.trainer["max_grad_norm"]) == (0.1, math.inf)
     file.write_text(config.to_yaml(launch=True))
     assert RunConfig.read(file) == config
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "007",
+        "010",
+        "1_000",
+        "0x10",
+        "0b11",
+        "+5",
+        "1.10",
+        "1e5",
+        ".inf",
+        "-.INF",
+        "2026-11-27",
+        "12:30",
+        "true",
+        "false",
+        "yes",
+        "No",
+        "on",
+        "null_",
+        "1__0",
+    ],
+)
+def test_a_text_setting_is_the_text_in_the_file(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"output_dir: {text}\nrun_name: {text}\ncolumns: [{text}, '{text}']\n")
+    config = RunConfig.read(file)
+    assert (config.output_dir, config.trainer["run_name"], config.columns) == (text, text, [text, text])
+    assert [*as_arguments(read_flat(file))] == [f"--output_dir={text}", f"--run_name={text}", "--columns", text, text]
+    file.write_text(config.to_yaml(launch=True))
+    assert RunConfig.read(file) == config
+
+
+def test_a_number_of_a_file_is_that_of_a_flag(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "batch_size: 010\nseed: 0x10\nmax_length: 1_000\nlbd: 1_0.5\nlr_scheduler_kwargs: {a: 007, b: 1.10}"
+    )
+    config = RunConfig.read(file)
+    assert (config.batch_size, config.finetune_seed, config.jepa.max_length, config.jepa.lbd) == (10, 16, 1000, 10.5)
+    assert json.dumps(config.trainer) == '{"lr_scheduler_kwargs": {"a": 7, "b": 1.1}}'
+    for line, told in (("batch_size: 12:30", "a whole number, got '12:30'"), ("columns: [a, null]", "is empty .null.")):
+        file.write_text(line)
+        with pytest.raises(UserError, match=rf"run.yaml:1: .*{told}"):
+            RunConfig.read(file)
 
 
 BAD_FLAT: list[tuple[dict[str, Any], str]] = [

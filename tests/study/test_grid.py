@@ -82,6 +82,12 @@ def test_numbers_keep_their_spelling_where_it_may_matter(tmp_path: Path) -> None
     assert regular.evaluate == ("--test_file=1.10",)
     assert [trial.label for trial in others] == ["jepa_lbd1.1", "jepa_lbd1e-05"]
     assert [as_arguments(trial.train)[0] for trial in others] == ["--lbd=1.10", "--lbd=1.0e-5"]
+    text = "evaluate: {test_file: 007, name: 2026-11-27}\narms: {jepa: {run_name: [010, true]}}\nseeds: [1_000, 010]"
+    (tmp_path / "grid.yaml").write_text(text)
+    _, _, *others = expand(read_grid(tmp_path / "grid.yaml"), accept, as_arguments)
+    assert others[0].evaluate == ("--test_file=007", "--name=2026-11-27")
+    assert [as_arguments(trial.train)[0] for trial in others[::2]] == ["--run_name=010", "--run_name=true"]
+    assert [trial.seed for trial in others] == [1000, 10] * 2 and {type(trial.seed) for trial in others} == {int}
 
 
 def test_a_nested_list_is_a_flag_of_several_values(tmp_path: Path) -> None:

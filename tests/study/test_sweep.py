@@ -162,6 +162,11 @@ def test_other_flags_under_an_old_name_are_refused_with_the_difference(tmp_path:
         assert folder_of(tmp_path, trials).states([replace(trials[0], evaluate=(spelled,))])
     with pytest.raises(UserError, match=r"--t=0\.7 -> --t=0\.75;"):
         folder_of(tmp_path, trials).states([replace(trials[0], evaluate=("--t=0.75",))])
+    # They recorded True for true, and 1000 for 1_000.
+    write_json(record, {**json.loads(record.read_text()), "evaluate": ["--t=True", "--n=1000"]})
+    assert folder_of(tmp_path, trials).states([replace(trials[0], evaluate=("--n=1_000", "--t=true"))])
+    with pytest.raises(UserError, match=r"--t=true -> --t=false;"):
+        folder_of(tmp_path, trials).states([replace(trials[0], evaluate=("--n=1_000", "--t=false"))])
     write_json(record, {**json.loads(record.read_text()), "evaluate": []})
     # In what order flags stand means nothing; those that were not begun may change.
     turned = replace(trials[0], train=dict(reversed(trials[0].train.items())))

@@ -18,7 +18,7 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from stepjepa.base.errors import UserError, shown, visible
-from stepjepa.base.json_object import JsonObject, WrittenFloat, json_fault, parse_data
+from stepjepa.base.json_object import JsonObject, WrittenFloat, WrittenInt, json_fault, parse_data
 from stepjepa.base.similar_names import question
 
 File = str | os.PathLike[str]
@@ -152,18 +152,21 @@ def json_at(path: Path) -> JsonObject:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML document; ``on``, ``off``, ``yes`` and ``no`` stay strings, as in flags (and in YAML 1.2).
+    """Read a YAML document by the rules of YAML 1.2, which are those of flags, too.
 
-    Numbers with a fraction are :class:`WrittenFloat`: ``1.10`` may be meant as a text, such as the name of a folder.
-    ``UserError``, with the line where it is known, if the file is not UTF-8 or not YAML, or repeats a key.
+    ``on``, ``off``, ``yes`` and ``no`` are texts, as are dates and ``12:30``; ``010`` is ten. Numbers are
+    :class:`WrittenInt` and :class:`WrittenFloat`: ``007`` or ``1.10`` may be meant as a text, such as the name of a
+    folder. ``UserError``, with the line where it is known, if the file is not UTF-8 or not YAML, or repeats a key.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """A safe loader that reads only true and false as booleans, and refuses repeated keys."""
+        """A safe loader that refuses repeated keys; only true and false are booleans, and no plain text is a date."""
 
         yaml_implicit_resolvers = {  # noqa: RUF012  # as in its base
-            first: [rule for rule in rules if first in "tTfF" or rule[0] != "tag:yaml.org,2002:bool"]
+            first: [
+                rule for rule in rules if first in "tTfF" or rule[0].rpartition(":")[2] not in ("bool", "timestamp")
+            ]
             for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
@@ -176,14 +179,14 @@ def read_yaml(path: Path) -> Any:
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             return node
 
-        def construct_yaml_float(self, node: Any) -> float:
-            number = float(super().construct_yaml_float(node))
-            # Python does not read all that YAML does, such as .inf.
-            with suppress(ValueError):
-                number = WrittenFloat(node.value)
-            return number
+        def construct_number(self, node: Any) -> object:
+            kind = WrittenInt if node.tag.endswith(":int") else WrittenFloat
+            with suppress(ValueError):  # 12:30 or 1__0, numbers of YAML 1.1 alone
+                return kind(node.value)
+            return node.value
 
-    Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_yaml_float)
+    for tag in ("int", "float"):
+        Loader.add_constructor(f"tag:yaml.org,2002:{tag}", Loader.construct_number)
     text = read_text(path)
     try:
         return yaml.load(text, Loader=Loader)  # a SafeLoader

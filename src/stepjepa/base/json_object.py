@@ -18,6 +18,34 @@ class RepeatedKeyError(ValueError):
         super().__init__(f"has the key '{name}' twice in one object; keep one of the two")
 
 
+def read_int(text: str) -> int:
+    """Convert the text of a flag or of YAML 1.2: ``7``, ``007``, ``1_000``, ``0x10``; ``ValueError`` for any other."""
+    try:
+        return int(text)
+    except ValueError:
+        return int(text, 0)
+
+
+def read_float(text: str) -> float:
+    """Convert the text of a flag or of YAML 1.2: ``7``, ``1e-5``, ``1_000.5``, ``.inf``; ``ValueError`` for others."""
+    return float(text.replace(".", "") if text.lower().lstrip("+-") in (".inf", ".nan") else text)
+
+
+class WrittenInt(int):
+    """A whole number of a YAML text with its spelling there: 007 and 7 are equal numbers, but different texts."""
+
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        """Convert the text of a number."""
+        value = super().__new__(cls, read_int(text))
+        value.text = text
+        return value
+
+    def __reduce__(self) -> tuple[type["WrittenInt"], tuple[str]]:
+        return WrittenInt, (self.text,)
+
+
 class WrittenFloat(float):
     """A float of a JSON or YAML text with its spelling there: 1.10 and 1.1 are equal numbers, but different texts."""
 
@@ -26,9 +54,9 @@ class WrittenFloat(float):
 
     def __new__(cls, text: str) -> Self:
         """Convert the text of a number."""
-        number = super().__new__(cls, text)
-        number.text = text
-        return number
+        value = super().__new__(cls, read_float(text))
+        value.text = text
+        return value
 
     def __reduce__(self) -> tuple[type["WrittenFloat"], tuple[str]]:
         return WrittenFloat, (self.text,)

@@ -107,7 +107,7 @@ def arguments_of_file(parser: Parser, path: str, typed: Sequence[str], *, truste
                 RunConfig(objects={name: value}).check_required()
             words = as_arguments({name: value})
             trainer_values(parser, parser.parse_known_args(translate_train(words)[0])[1])
-        except (ValueError, TypeError) as error:  # json's own for a date or for what holds itself
+        except (ValueError, TypeError) as error:  # json's own for what holds itself
             raise UserError(str(error), path=path, line=line_of(path, name)) from None
         if parser.destination(f"--{name}") not in overridden:
             arguments += words

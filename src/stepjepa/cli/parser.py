@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.settings_in_text import respelled, respelled_error
 from stepjepa.base.similar_names import question, similar_names
-from stepjepa.config.option import Option, options_of, similar_settings, typed_text
+from stepjepa.config.option import EMPTY_ITEM, Option, options_of, similar_settings, typed_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -44,6 +44,8 @@ def as_arguments(flags: Mapping[str, object]) -> list[str]:
     result: list[str] = []
     for name, value in flags.items():
         if isinstance(value, list):
+            if None in value:
+                raise UserError(f"--{name}: {EMPTY_ITEM}")
             result.extend([f"--{name}", *map(typed_text, value)])
         elif value is not None:
             # One argument, so that a value that begins with a dash is not read as a flag.

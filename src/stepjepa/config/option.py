@@ -33,7 +33,7 @@ from typing import (
 )
 
 from stepjepa.base.errors import UserError, shown
-from stepjepa.base.json_object import WrittenFloat
+from stepjepa.base.json_object import WrittenFloat, WrittenInt, read_float, read_int
 from stepjepa.base.similar_names import did_you_mean, question, similar_names
 
 if TYPE_CHECKING:
@@ -185,16 +185,22 @@ class Option:
     def _convert_one(self, value: object) -> Any:
         if isinstance(value, list | tuple):
             raise UserError(f"{self.flag}: expected one value, got the list {shown(str(value))}")
+        if value is None:
+            raise UserError(f"{self.flag}: {EMPTY_ITEM}")
         try:
             return self.read(typed_text(value))
-        except (ValueError, TypeError) as error:  # json's own for a date or for what holds itself
+        except (ValueError, TypeError) as error:  # json's own for what holds itself
             raise UserError(f"{self.flag}: {error}") from None
+
+
+EMPTY_ITEM = "an item of its list is empty (null); fill it in or leave it out"
+"""What is wrong with a list of a YAML file that holds None: its text would be the word."""
 
 
 def typed_text(value: object) -> str:
     """Return a value of a YAML file as one types it in a shell, which expands the home folder."""
-    text = json.dumps(value) if isinstance(value, dict) else str(value)
-    text = value.text if isinstance(value, WrittenFloat) else text
+    text = json.dumps(value) if isinstance(value, dict | bool) else str(value)
+    text = value.text if isinstance(value, WrittenInt | WrittenFloat) else text
     return str(Path(text).expanduser()) if text.startswith("~/") else text
 
 
@@ -228,7 +234,7 @@ def _reader(expected: str, convert: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def _number(text: str) -> float:
-    if math.isnan(value := float(text)):
+    if math.isnan(value := read_float(text)):
         raise ValueError
     return value
 
@@ -244,7 +250,7 @@ _KINDS: Mapping[object, tuple[type | UnionType, str]] = {
 """Type -> the type of its values in Python, and the words for it; a text may be a path."""
 
 READERS: Mapping[object, Callable[[str], object]] = {
-    int: _reader("a whole number", int),
+    int: _reader("a whole number", read_int),
     float: _reader("a number", _number),
     bool: _reader("true or false", lambda text: _SWITCH[text.lower()]),
 }

@@ -86,7 +86,7 @@ def read_trainer_field(name: str, value: object) -> Any:
     if isinstance(value, Mapping):
         try:
             return json.loads(json.dumps(value))
-        except (ValueError, TypeError) as error:  # a date, or a mapping that holds itself
+        except (ValueError, TypeError) as error:  # a date of Python, or a mapping that holds itself
             raise UserError(f"{name}: {error}") from None
     if isinstance(value, Enum):
         value = value.value

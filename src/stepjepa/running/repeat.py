@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import fingerprint
 from stepjepa.base.json_object import JsonObject
+from stepjepa.config.option import typed_text
 from stepjepa.config.run import PLACES, read_flat
 from stepjepa.models.names import is_hub_id
 from stepjepa.store.folder import CONFIG_FILE, RUN_FILE
@@ -43,7 +44,8 @@ def recorded_settings(file: str | Path, *, trusted: bool) -> JsonObject:
 
     def resolved(value: object) -> object:
         # Hub ids and presets are no paths and stay as they are.
-        return str(start / str(value)) if (start / str(value)).exists() else value
+        path = start / typed_text(value)
+        return str(path) if path.exists() else value
 
     for name in {*PLACES, "model_name", "dataset"} & settings.keys():
         value = settings[name]

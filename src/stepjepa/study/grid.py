@@ -89,12 +89,16 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
     if not isinstance(baseline, str) or baseline not in arm_flags:
         raise _error(source, f"there is no arm '{baseline}'; name one of {', '.join(arm_flags)}", "baseline")
     numbers = values.get("seeds", SEEDS) if seeds is None else seeds
-    are_valid = isinstance(numbers, list | tuple) and all(type(seed) is int and 0 <= seed < 2**32 for seed in numbers)
+    are_valid = isinstance(numbers, list | tuple) and all(map(_is_seed, numbers))
     if not are_valid or not numbers or len(set(numbers)) < len(numbers):
         fault = f"expected different whole numbers of 0 to 2**32 - 1, got {json.dumps(numbers, default=str)}"
         raise _error(source, fault, "seeds") if seeds is None else UserError(f"seeds: {fault}")
     shared = {name: _flags(source, name, values.get(name), name) for name in ("train", "evaluate")}
-    return Grid(source, **shared, arms={baseline: {}, **arm_flags}, seeds=tuple(numbers), baseline=baseline)
+    return Grid(source, **shared, arms={baseline: {}, **arm_flags}, seeds=tuple(map(int, numbers)), baseline=baseline)
+
+
+def _is_seed(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
 
 
 def _flags(source: Path, command: str, values: object, *keys: str) -> Flags:

@@ -29,8 +29,10 @@ EVALUATION = "test"
 NEW, BEGUN, FAILED, FINISHED = "new", "begun", "failed", "finished"
 """States of a trial; a stopped or killed one is ``begun``. The next start runs every trial that is not finished."""
 
-# A number with a fraction, as a word of a command line.
+# Words of a command line whose spelling has no meaning: a number with a fraction, one with underscores, true and false.
 _FLOAT = re.compile(r"(?<![\w.])[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)?(?![\w.])")
+_GROUPED = re.compile(r"(?<==)[0-9]+(?:_[0-9]+)+(?= )")
+_SWITCH = re.compile(r"(?<==)(?:True|False)(?= )")
 
 # Most changed settings that an error names.
 _MOST_CHANGES = 4
@@ -188,7 +190,9 @@ def _changed_flags(before: set[str], now: set[str]) -> str:
 
 
 def _by_flag(arguments: object) -> set[str]:
-    """Return each flag with its values; the order of the flags and the spelling of numbers have no meaning."""
+    """Return each flag with its values; the order of the flags and the spelling of their values have no meaning."""
     words = map(str, arguments) if isinstance(arguments, list | tuple) else ()
-    line = _FLOAT.sub(lambda number: str(float(number[0])), f" {' '.join(words)}")
-    return {f"--{flag}" for flag in line.split(" --")[1:]}
+    line = _FLOAT.sub(lambda number: str(float(number[0])), f" {' '.join(words)} ")
+    line = _GROUPED.sub(lambda number: str(int(number[0])), line)
+    line = _SWITCH.sub(lambda switch: switch[0].lower(), line)
+    return {f"--{flag.rstrip()}" for flag in line.split(" --")[1:]}
