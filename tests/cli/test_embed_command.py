@@ -209,6 +209,45 @@ def test_a_question_needs_no_answer_with_text(folder: Path, tmp_path: Path, caps
         embed_file.embed_file(jepa.embedder("target"), str(tmp_path / "in.jsonl"), str(tmp_path / "e.npy"))
 
 
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
+TOLD = {"role": "assistant", "content": "12"}
+AGAIN = {"role": "user", "content": "And 6?"}
+THOUGHT = {"role": "assistant", "reasoning_content": "Twelve.", "content": "12"}
+
+
+@pytest.mark.parametrize(
+    ("behind", "read_as"),
+    [
+        ([CALL], []),
+        ([CALL, {"role": "tool", "content": "12"}, TOLD], []),
+        ([THOUGHT], []),
+        ([TOLD, AGAIN, CALL], [TOLD]),
+    ],
+)
+def test_a_question_needs_no_answer_that_the_template_can_write(
+    behind: list[Any], read_as: list[Any], folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """The template of the runs writes neither tool calls nor 'reasoning_content'."""
+    write_jsonl(tmp_path / "in.jsonl", [{"messages": [ASKED, *behind]}, {"messages": [ASKED, *read_as]}])
+    for model in ("separate", "llm"):
+        assert embed(folder, model, str(tmp_path / "in.jsonl"), tmp_path / f"{model}.npy") == 0
+        first, second = np.load(tmp_path / f"{model}.npy")
+        np.testing.assert_allclose(first, second, atol=1e-6)
+    # The other side is the answer.
+    if not read_as:
+        write_jsonl(tmp_path / "in.jsonl", [{"messages": [ASKED, *behind]}])
+        assert embed(folder, "separate", str(tmp_path / "in.jsonl"), tmp_path / "e.npy", "--side", "target") == 2
+        assert "in.jsonl:1: the chat template " in capsys.readouterr().err
+
+
+def test_a_later_question_needs_the_answers_before_it(folder: Path, capsys: Any) -> None:
+    jepa = Jepa.from_pretrained(folder / "llm", device="cpu")
+    with pytest.raises(UserError, match="writes no 'tool_calls'"):
+        jepa.embed([{"messages": [ASKED, CALL, {"role": "tool", "content": "12"}, TOLD, AGAIN, TOLD]}])
+    with pytest.raises(UserError, match="writes no 'tool_calls'"):
+        jepa.embed([{"messages": [ASKED, CALL], "views": [["Why?", "Because."]]}])
+
+
 def test_a_question_needs_no_answer_in_any_form(folder: Path, capsys: Any) -> None:
     import pandas
     import pyarrow

@@ -17,12 +17,14 @@ import numpy as np
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.spool import BLOCK
 from stepjepa.batch.main_text import MainText
+from stepjepa.batch.unread_answer import before_unread_answer
 from stepjepa.batch.view_text import PairText, ViewText, step_views
 from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.special_tokens import predictor_ids, predictor_token
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, overlap
 from stepjepa.chat.turn_text import Rendered, Turn
+from stepjepa.chat.turns import TurnError
 from stepjepa.chat.unused import NOT_USED, contents_without_use, parts_without_use
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
@@ -98,6 +100,11 @@ class RecordTokenizer:
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._padding = -1 if padding is None else int(padding)
 
+    @property
+    def open_chats(self) -> bool:
+        """Whether a question is read without its answer."""
+        return False
+
     def check_variables(self) -> None:
         """Raise ``UserError`` for a variable of the chat template that would do nothing in a new run."""
         if isinstance(self.template, ChatTemplate):
@@ -146,7 +153,13 @@ class RecordTokenizer:
     def _render(self, record: Record) -> _RecordText:
         """Render the turns and the pairs of a record; its errors name file and line."""
         try:
-            turns = self.turns(record)
+            try:
+                turns = self.turns(record)
+            except TurnError as error:
+                before = before_unread_answer(record, error) if self.open_chats else None
+                if before is None:
+                    raise
+                turns = self.turns(before)
             return _RecordText(turns, self.pairs(record, turns))
         except UserError as error:
             raise error.at(record.path, record.line) from None

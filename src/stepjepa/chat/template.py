@@ -38,7 +38,7 @@ from stepjepa.chat.tokens import check_fast
 from stepjepa.chat.tool_calls import argument_names, with_text_arguments
 from stepjepa.chat.turn_ends import TurnEnds
 from stepjepa.chat.turn_text import Rendered, Tools, Turn, Variables
-from stepjepa.chat.turns import make_turn
+from stepjepa.chat.turns import TurnError, make_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -146,12 +146,18 @@ class ChatTemplate:
         return turn
 
     def _turns(self, chat: Sequence[Message], indices: Sequence[int], tools: Tools, variables: Variables) -> list[Turn]:
-        for index in indices:
-            self._check_argument_names(chat[index])
         until = chat[: max(indices, default=-1) + 1]
         render = partial(self.renderer.render, tools=tools, variables=variables)
         texts = Beginnings(until, render, len(indices), only_adds_text=self.renderer.only_adds_text)
-        return [make_turn(self, chat, index, texts) for index in indices]
+        return [self._turn(chat, index, texts) for index in indices]
+
+    def _turn(self, chat: Sequence[Message], index: int, texts: Beginnings) -> Turn:
+        """Make a turn with :func:`make_turn`; its errors name the message."""
+        try:
+            self._check_argument_names(chat[index])
+            return make_turn(self, chat, index, texts)
+        except UserError as error:
+            raise TurnError(str(error), index) from None
 
     def _check_argument_names(self, message: Message) -> None:
         """Raise ``UserError`` for an argument name that spells a token: names are not marked, so it can end a turn."""

@@ -51,6 +51,18 @@ class Rules(Protocol):
         ...
 
 
+class TurnError(UserError):
+    """A turn of a chat can't be trained.
+
+    Attributes:
+        message: index of its message in the chat.
+    """
+
+    def __init__(self, error: str, message: int) -> None:
+        super().__init__(error)
+        self.message = message
+
+
 class _Answer(NamedTuple):
     """The text behind the prompt."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Stopped
-from stepjepa.base.terminal import visible_lines
+from stepjepa.base.terminal import note, visible_lines
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import DetailsFlags, JsonFlags
 from stepjepa.cli.parser import from_args
@@ -63,7 +63,7 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
 
     trained = None if args.model_path is None else trained_objective(args.model_path)
     if not args.plain and (trained or {}).get("plain"):
-        print("note: trained without a chat template, so prompts have none (--plain)")
+        note("trained without a chat template, so prompts have none (`plain`)")
         args.plain = True
     names = EvaluationSettings.flat_names()
     values = {name: value for name, value in vars(args).items() if name in names}

@@ -131,7 +131,7 @@ def analyze(args: argparse.Namespace) -> int:
         print(f"{model.model_path}: {model.config.mode} views, {sides}")
     print(f"\n{analysis.as_table(models)}\n")
     for remark in analysis.notes(models):
-        print(f"note: {visible(remark)}")
+        note(visible(remark))
     print(f"written: {', '.join(map(str, analysis.output_files(args.output_dir)))}")
     return 0
 
