@@ -38,7 +38,7 @@ def new_folder(name: str, wanted: Path | None = None) -> Path:
         SystemExit: the wanted one is there.
     """
     if wanted is not None and wanted.exists():
-        sys.exit(f"{wanted} is there already; name another --output_dir, or remove it")
+        sys.exit(f"{wanted} already exists; name another --output_dir, or remove it")
     number = 1
     while (folder := Path("runs") / f"{name}-{number}").exists():
         number += 1

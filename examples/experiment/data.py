@@ -106,7 +106,7 @@ def cut(lines: list[str], *sizes: int) -> list[list[str]]:
 def write(path: Path, lines: Iterable[str]) -> None:
     """Write records, unless the file is there."""
     if path.exists():
-        print(f"{path} is there")
+        print(f"{path} already exists")
         return
     records = list(lines)
     with atomic_write(path) as file:

@@ -257,7 +257,7 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := sorted({*named} - {*grid.arms}):
         parser.error(f"--arms: there is no arm '{unknown[0]}'; name some of {', '.join(grid.arms)}")
     if args.output_dir.exists():
-        parser.error(f"--output_dir: {args.output_dir} is there; name another folder")
+        parser.error(f"--output_dir: {args.output_dir} already exists; name another folder")
     args.output_dir.mkdir(parents=True)
     arms = []
     for seed in grid.seeds:

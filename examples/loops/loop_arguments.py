@@ -30,7 +30,7 @@ def read_arguments(text: str | None) -> LoopArguments:
     parser.add_argument("--output_dir", type=Path, required=True, help="gets the model; must not be there yet")
     args = parser.parse_args()
     if args.output_dir.exists():
-        parser.error(f"{args.output_dir} is there already; name another --output_dir, or remove it")
+        parser.error(f"{args.output_dir} already exists; name another --output_dir, or remove it")
     return LoopArguments(read_records(args.train_file), args.model_name, args.steps, args.output_dir)
 
 

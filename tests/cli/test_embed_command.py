@@ -193,8 +193,11 @@ def test_a_question_needs_no_answer_with_text(folder: Path, tmp_path: Path, caps
         assert embed(folder, model, str(tmp_path / "in.jsonl"), tmp_path / f"{model}.npy") == 0
         first, second = np.load(tmp_path / f"{model}.npy")
         np.testing.assert_allclose(first, second, atol=1e-6)
-    # The other side is the answer, which has no text.
+    assert "2 records on side source in " in capsys.readouterr().out
     write_jsonl(tmp_path / "in.jsonl", [{"messages": [ASKED, thought]}])
+    assert embed(folder, "llm", str(tmp_path / "in.jsonl"), tmp_path / "one.npy") == 0
+    assert "1 record on side source in " in capsys.readouterr().out
+    # The other side is the answer, which has no text.
     assert embed(folder, "separate", str(tmp_path / "in.jsonl"), tmp_path / "e.npy", "--side", "target") == 2
     error = capsys.readouterr().err
     assert "in.jsonl:1: the record has no pair" in error and "or pass --bad_records skip" in error

@@ -51,6 +51,14 @@ def test_evaluates_prints_and_goes_on(files, capsys):
     assert output.stat().st_mtime_ns == before
 
 
+def test_a_note_is_no_result(files, monkeypatch, capsys):
+    monkeypatch.setattr("stepjepa.cli.evaluate.trained_objective", lambda _: {"plain": True})
+    assert evaluate(files) == 2  # the tokenizer lacks the tokens of that format
+    printed = capsys.readouterr()
+    assert printed.err.startswith("note: trained without a chat template, so prompts have none (--plain)\n")
+    assert not printed.out
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -91,6 +91,7 @@ def test_what_stands_behind_the_last_trained_turn_is_dropped_and_counted() -> No
     record = read(USER, ASSISTANT, USER, {**ASSISTANT, "weight": 0}, USER)
     assert (record.messages, record.dropped, record.answer) == ((USER, ASSISTANT), 3, "a")
     assert describe_unused([record, record]) == ["6 messages behind the last trained answer are left out"]
+    assert describe_unused([read(USER, ASSISTANT, USER)]) == ["1 message behind the last trained answer is left out"]
 
 
 def test_a_chat_with_tools() -> None:

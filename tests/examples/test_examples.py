@@ -170,7 +170,7 @@ def test_a_command_that_fails_ends_the_example(load: Load, capsys: pytest.Captur
 
 def test_nothing_is_overwritten(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new_folder = load("shown").new_folder
-    with pytest.raises(SystemExit, match="is there already; name another --output_dir"):
+    with pytest.raises(SystemExit, match="already exists; name another --output_dir"):
         new_folder("a", tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "a-1").mkdir(parents=True)

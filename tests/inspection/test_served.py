@@ -132,7 +132,7 @@ def test_what_length_does_to_records_is_no_fault_of_others(subject: Any) -> None
     length = len(subject(None, TWO_TURNS).tokenized[0].ids)
     exact = {each["name"]: each for each in verify(subject(None, TWO_TURNS, max_length=length))}
     assert all(each["passed"] for each in exact.values()), exact
-    assert exact["end of turn is trained"]["detail"].startswith("1 records")
+    assert exact["end of turn is trained"]["detail"].startswith("1 record:")
     short = chat(("user", "q"), ("assistant", "a"), line=2)
     for over in ("truncate", "skip"):
         found = {
@@ -141,7 +141,7 @@ def test_what_length_does_to_records_is_no_fault_of_others(subject: Any) -> None
         }
         assert all(each["passed"] for each in found.values()), found
         assert found["data format"]["detail"].startswith("2 of 2 records")  # the first turn is short enough
-        assert found["end of turn is trained"]["detail"].startswith("1 records")
+        assert found["end of turn is trained"]["detail"].startswith("1 record:")
     # A template with several texts a record, of which the prompt of the second alone is too long.
     long = chat(("user", "Hi"), ("assistant", "Ho"), ("user", "go on " * 9), ("assistant", "No"))
     whole = subject(chat_templates.THINKING, long)

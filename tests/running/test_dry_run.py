@@ -91,7 +91,7 @@ def test_it_says_what_a_run_then_does(
     assert run["counts"].items() <= result["data"].items()
     assert f"{run['parameters']['total']:,} parameters, {run['parameters']['trained']:,} trained" in result["model"]
     assert run["encoding"]["used"] == result["encoding"].split()[0]
-    assert result["step"]["records"] == "6 records (3 x 2 accumulated x 1 processes)"
+    assert result["step"]["records"] == "6 records (3 x 2 accumulated x 1 process)"
     assert (result["flops"]["step"] == result["flops"]["regular_step"]) == (mode == ["--regular"])
     assert result["checkpoint"]["kept"] == 0
     capsys.readouterr()

@@ -335,7 +335,7 @@ BROKEN = [
     ("run.json", '{"status": "running"}', r"the run is not finished \(status 'running'\)"),
     ("run.json", '{"status": "finished"}', r"run.json: 'results' is missing, expected an object; restore"),
     ("test.jsonl", None, "test.jsonl: no such file of answers"),
-    ("test.jsonl", '{"index": 0}\n', "its 1 lines are not the examples of test.summary.json"),
+    ("test.jsonl", '{"index": 0}\n', "has 1 line for the 8 examples of test.summary.json"),
 ]
 
 

@@ -52,7 +52,7 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
     assert rows["encoding"] == f"tree ({made.encoding_reason})"
     assert rows["data"].endswith(": records 21, turns 21, pairs 14, without a pair 7")
     assert rows["held out"] == "records 3, turns 3, pairs 2, without a pair 1"
-    assert rows["each step"].startswith("6 records (2 a batch x 3 accumulated x 1 processes), learning rate ")
+    assert rows["each step"].startswith("6 records (2 a batch x 3 accumulated x 1 process), learning rate ")
     assert rows["steps"] == "3, 0.75 epochs of 4 steps"
     assert (rows["output"], rows["resumed from"]) == (str(tmp_path / "run"), checkpoint)
     assert "LM head" not in rows

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 
+from stepjepa.base.terminal import counted
 from stepjepa.batch.flat_record import longest_possible, main_texts, prompt_of, text_starts, unflattened, without_lines
 from stepjepa.batch.groups import prompt_groups
 from stepjepa.config.jepa import JepaConfig
@@ -138,7 +139,7 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
         self.lengths: Numbers = table.column("length").to_numpy()
 
     def __repr__(self) -> str:
-        return f"TokenizedDataset({len(self)} records)"
+        return f"TokenizedDataset({counted(len(self), 'record')})"
 
     def __reduce__(self) -> tuple[type[TokenizedDataset], tuple[str | pa.Buffer]]:
         return TokenizedDataset, (self._source,)

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias, TypeVar, Union
 import torch
 from torch import Tensor
 
+from stepjepa.base.terminal import counted
 from stepjepa.batch.mask import Calls, CallShapes, Ragged, Trees
 from stepjepa.views.sequences import Ids, Kind, Numbers
 
@@ -30,7 +31,8 @@ class BatchRecords:
     plain_tokens: int = 0  # tokens of all records as plain rows without padding
 
     def __repr__(self) -> str:
-        return f"BatchRecords({len(self.lines)} records, {self.plain_tokens} tokens as plain rows)"
+        tokens = counted(self.plain_tokens, "token")
+        return f"BatchRecords({counted(len(self.lines), 'record')}, {tokens} as plain rows)"
 
 
 class ReadoutIndex(NamedTuple):
@@ -59,7 +61,8 @@ class Batch(dict[str, BatchValue]):
         shapes = ", ".join(
             f"[{rows}, {length}]" for rows, length in (one_pass.input_ids.shape for one_pass in self.passes)
         )
-        counts = f"{self.num_records} records, {self.pairs} pairs, {len(self.label_ids)} labels"
+        numbers = {"record": self.num_records, "pair": self.pairs, "label": len(self.label_ids)}
+        counts = ", ".join(counted(number, noun) for noun, number in numbers.items())
         return f"Batch({counts}; token ids {shapes} on {self.input_ids.device})"
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Batch:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import counted
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags
 from stepjepa.cli.parser import from_args
@@ -74,11 +75,11 @@ def run(args: argparse.Namespace) -> JsonObject:
     )
     embedded.bad.tell()
     seconds = time.perf_counter() - start
-    noun = "texts" if args.column is not None else "records"
+    inputs = counted(embedded.inputs, "text" if args.column is not None else "record")
     at_most = "at most " if embedded.distinct_is_upper_bound else ""
     distinct = f" ({at_most}{embedded.distinct:,} distinct)" if embedded.distinct < embedded.inputs else ""
     speed = f"{embedded.inputs / seconds:,.0f} a second"
-    print(f"{embedded.inputs:,} {noun}{distinct} on side {args.side} in {seconds:,.1f} s, {speed}")
+    print(f"{inputs}{distinct} on side {args.side} in {seconds:,.1f} s, {speed}")
     print(f"written: {args.output_file}, float32 [{embedded.rows}, {embedded.dimensions}]")
     return {**embedded.to_dict(), "side": args.side, "seconds": seconds}
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from stepjepa.base.errors import one_line, visible
 from stepjepa.base.files import check_output_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import note, spelled
+from stepjepa.base.terminal import counted, note, spelled
 from stepjepa.chat.unused import NOT_USED
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import RECORDS_MODEL_OBJECTIVE, JsonFlags, add_records_model_objective, run_config
@@ -105,7 +105,7 @@ def run_checks(args: argparse.Namespace) -> JsonObject:
         outcome = "PASS" if check["passed"] else "FAIL"
         print(f"{outcome}  {check['name']}: {visible(spelled(check['detail']))}", flush=True)
     failed = sum(not check["passed"] for check in checks)
-    print("all checks passed" if not failed else f"{failed} check(s) failed")
+    print("all checks passed" if not failed else f"{counted(failed, 'check')} failed")
     facts = {"model": name, "data": run.train_file, "mode": config.mode, "layout": config.layout}
     return {**facts, "passed": not failed, "checks": checks}
 
@@ -127,11 +127,12 @@ def analyze(args: argparse.Namespace) -> int:
     models = analysis.analyze_models(from_args(AnalysisSettings, args))
     for model in models:
         source, target = model.views
-        sides = f"source {source} read behind {model.config.predictors} predictor tokens, target {target}"
+        tokens = counted(model.config.used_predictors, "predictor token")
+        sides = f"source {source} read behind {tokens}, target {target}"
         print(f"{model.model_path}: {model.config.mode} views, {sides}")
     print(f"\n{analysis.as_table(models)}\n")
     for remark in analysis.notes(models):
-        note(visible(remark))
+        print(f"note: {visible(remark)}")
     print(f"written: {', '.join(map(str, analysis.output_files(args.output_dir)))}")
     return 0
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import note
+from stepjepa.base.terminal import counted, note
 from stepjepa.cli.commands import Command, parse
 from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.parser import as_arguments
@@ -129,8 +129,9 @@ def _announce(folder: SweepFolder, grid: Grid, chosen: Sequence[Trial], states: 
     trials = folder.trials
     counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
     narrowed = f", {len(chosen)} of them chosen" if len(chosen) < len(trials) else ""
-    labels = len({trial.label for trial in trials})
-    print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {counts}")
+    combinations = counted(len({trial.label for trial in trials}), "combination")
+    sizes = f"{counted(len(trials), 'trial')} ({combinations}, {counted(len(grid.seeds), 'seed')})"
+    print(f"sweep: {sizes}{narrowed}: {counts}")
     print(f"baseline: {grid.baseline}\nlogs: {folder.path}/ARM/seedN.log", flush=True)
     left = any(state != FINISHED for state in states.values())
     if left and (others := folder.other_versions(folder.trials)):

@@ -79,7 +79,8 @@ def train(args: argparse.Namespace) -> JsonObject | int:
         from stepjepa.running.estimate import dry_run
 
         records, held_out, _ = read_data(config)
-        return dry_run(config, records, held_out) or 0
+        estimated = dry_run(config, records, held_out)
+        return 0 if estimated is None else dict(estimated)
     record = run(config, command=["train", *args.typed]).record
     if not is_main_process():
         return 0
@@ -140,7 +141,7 @@ def estimate(args: argparse.Namespace) -> JsonObject:
         # The first process prints it.
         return {}
     on_device(estimated, peak, args.mfu, memory)
-    return estimated
+    return dict(estimated)
 
 
 ESTIMATE = Command(

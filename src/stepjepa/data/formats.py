@@ -13,6 +13,7 @@ from typing import Any
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_jsonl, read_text
 from stepjepa.base.json_object import JsonObject, RepeatedKey, json_fault, parse_marked
+from stepjepa.base.terminal import counted
 from stepjepa.data.columns import ASSISTANT, CHATS, SYSTEM, USER
 from stepjepa.data.messages import TOOLS, is_absent, without_row_fillers
 from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
@@ -180,8 +181,8 @@ def _read_table(path: Path, wrong: Wrong, **dialect: Any) -> Rows:
             elif len(row) == len(names):
                 yield line, dict(zip(names, row, strict=True))
             else:
-                fault = f"{len(row)} fields where the header has {len(names)}; quote a field with a separator"
-                wrong(UserError(fault, path=path, line=line), line)
+                fault = f"{counted(len(row), 'field')} where the header has {len(names)}"
+                wrong(UserError(f"{fault}; quote a field with a separator", path=path, line=line), line)
             line = table.line_num + 1
     except csv.Error as error:
         raise UserError(f"not valid {path.suffix[1:].upper()} ({error})", path=path, line=line) from None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.base.errors import UserError, one_line, shown, visible
 from stepjepa.base.json_object import JsonObject, json_fault
-from stepjepa.base.terminal import note
+from stepjepa.base.terminal import counted, note
 from stepjepa.data.columns import MOST_NAMES, Columns, read_chat
 from stepjepa.data.messages import (
     MEDIA,
@@ -193,7 +193,8 @@ def describe_unused(records: Iterable[Record], *, extra: bool = True) -> list[st
             names.update(dict.fromkeys(map(str, fields)))
         dropped += record.dropped
     lines = [f"not used: {named(names)}"] if names else []
-    return lines + ([f"{dropped:,} messages behind the last trained answer are left out"] if dropped else [])
+    left_out, verb = counted(dropped, "message"), "is" if dropped == 1 else "are"
+    return lines + ([f"{left_out} behind the last trained answer {verb} left out"] if dropped else [])
 
 
 def named(columns: Iterable[str]) -> str:
@@ -283,8 +284,7 @@ class BadRecords:
         """Return one line: the number of skipped lines, and the first errors."""
         others = [f"and {self.count - 3:,} more"] if self.count > 3 else []
         reasons = "; ".join([reason for _, reason in self.first] + others)
-        lines = "line" if self.count == 1 else "lines"
-        return f"{self.count:,} bad {lines} skipped (`bad_records skip`): {reasons}"
+        return f"{counted(self.count, 'bad line')} skipped (`bad_records skip`): {reasons}"
 
     def tell(self) -> None:
         """Print :meth:`describe` to standard error if lines were skipped."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import counted
 from stepjepa.data.columns import Columns
 from stepjepa.data.formats import FORMATS, Rows, Wrong, first_line, read_unnamed
 from stepjepa.data.messages import without_row_fillers
@@ -112,7 +113,7 @@ def each_record_of_source(
         return
     dataset, subset, split, *rest = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")
     if any(rest):
-        raise UserError(f"'{name}': expected NAME:SUBSET:SPLIT, got {name.count(':') + 1} parts")
+        raise UserError(f"'{name}': expected NAME:SUBSET:SPLIT, got {counted(name.count(':') + 1, 'part')}")
     part, number = _choose_split(dataset, split or None, subset or None), 0
     if isinstance(part, _Files):
         for file in part.files:

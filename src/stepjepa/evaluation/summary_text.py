@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import counted
 
 _DIRECTIONS = "directions (effective rank)"
 
@@ -81,10 +82,10 @@ def _headline(summary: JsonObject) -> Iterator[str]:
         yield f"stopped by itself: {scores['stopped']['mean']:.1%} of the answers"
     if summary["errors"]:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in summary["errors"].items())
-        wrong = f"{sum(summary['errors'].values()):,} of {_count(n, 'example')} ({kinds})"
+        wrong = f"{sum(summary['errors'].values()):,} of {counted(n, 'example')} ({kinds})"
         yield f"wrong by {score_words(decided)}: {wrong}"
     if summary["left_out"]:
-        yield f"skipped: {_count(sum(summary['left_out'].values()), 'record')}: {_counts(summary['left_out'])}"
+        yield f"skipped: {counted(sum(summary['left_out'].values()), 'record')}: {_counts(summary['left_out'])}"
     similarity = summary.get("similarity") or {}
     if "matched_similarity" in similarity:
         shuffled = similarity.get("shuffled_similarity")
@@ -94,7 +95,7 @@ def _headline(summary: JsonObject) -> Iterator[str]:
         hits = _score(retrieval["hits_at_1"], retrieval["queries"], "question")
         yield f"nearest answer is right by embeddings: {hits}, among {retrieval['candidates']:,} distinct answers"
         if mapped := retrieval.get("linear_map"):
-            fitted = f"fitted on {_count(mapped['records'], 'record')} of {mapped['file']}"
+            fitted = f"fitted on {counted(mapped['records'], 'record')} of {mapped['file']}"
             hits = _score(mapped["hits_at_1"], mapped["queries"], "question")
             yield f"the same behind a linear map, {fitted}: {hits}"
         if without := retrieval.get("without_pair"):
@@ -106,7 +107,7 @@ def _headline(summary: JsonObject) -> Iterator[str]:
     model = f", model {summary['model_path']}" if summary.get("model_path") else ""
     if summary.get("server"):
         model = f", model {summary['settings']['server_model']} at {summary['server']}"
-    yield f"evaluated: {_count(n, 'example')} of {summary['test_file']}, task {summary['task']}{model}"
+    yield f"evaluated: {counted(n, 'example')} of {summary['test_file']}, task {summary['task']}{model}"
 
 
 def _details(summary: JsonObject) -> Iterator[str]:
@@ -124,7 +125,7 @@ def _details(summary: JsonObject) -> Iterator[str]:
         if similarity.get(name) is not None:
             yield f"{label}: {pattern.format(similarity[name])}"
     if ranked := similarity.get("rank_pairs"):
-        yield f"directions and nearest targets are of the last {_count(ranked, 'pair')}"
+        yield f"directions and nearest targets are of the last {counted(ranked, 'pair')}"
     for side in ("right", "wrong"):
         if (cosines := similarity.get(side) or {}).get("n"):
             yield f"cosine of matched views where the answer is {side}: {_spread(cosines)}"
@@ -132,14 +133,14 @@ def _details(summary: JsonObject) -> Iterator[str]:
     yield from _retrieval(retrieval)
     yield from _linear_map(retrieval.get("linear_map"))
     if summary.get("gold_loss") is not None:
-        tokens = _count(summary["gold_tokens"], "token")
+        tokens = counted(summary["gold_tokens"], "token")
         yield f"LM loss on right answers: {summary['gold_loss']:.4f} nats a token, over {tokens}"
     if summary.get("generated_tokens") is not None:
-        yield f"generated: {_count(summary['generated_tokens'], 'token')}"
+        yield f"generated: {counted(summary['generated_tokens'], 'token')}"
     if summary.get("generated_now") and summary.get("seconds"):
         speed = summary.get("tokens_per_second")
         rate = "" if speed is None else f", {speed:,.1f} tokens a second"
-        yield f"time: {_count(summary['generated_now'], 'example')} in {summary['seconds']:.1f} s{rate}"
+        yield f"time: {counted(summary['generated_now'], 'example')} in {summary['seconds']:.1f} s{rate}"
 
 
 def _retrieval(retrieval: JsonObject) -> Iterator[str]:
@@ -159,24 +160,20 @@ def _linear_map(mapped: JsonObject | None) -> Iterator[str]:
     yield from (f"behind the linear map, {line}" for line in _retrieval(mapped))
     yield f"penalty of the linear map: {mapped['penalty']:g}"
     if left_out := mapped["left_out"]:
-        yield f"not used for the linear map: {_count(left_out, 'record')} whose question is in the test file"
+        yield f"not used for the linear map: {counted(left_out, 'record')} whose question is in the test file"
 
 
 def _score(score: JsonObject, n: int, noun: str = "example") -> str:
     if score["low"] is None:
-        return f"{score['mean']:.4f}, mean over {_count(n, noun)}"
+        return f"{score['mean']:.4f}, mean over {counted(n, noun)}"
     interval = f"95% interval {100 * score['low']:.1f} to {100 * score['high']:.1f}%"
-    return f"{score['mean']:.1%} of {_count(n, noun)} ({interval})"
+    return f"{score['mean']:.1%} of {counted(n, noun)} ({interval})"
 
 
 def _spread(cosines: JsonObject) -> str:
     quantiles = ", ".join(f"{float(share):.0%} {value:.3f}" for share, value in cosines["quantiles"].items())
-    over = _count(cosines["n"], "example")
+    over = counted(cosines["n"], "example")
     return f"mean {cosines['mean']:.3f}, standard deviation {cosines['std']:.3f} over {over}; quantiles {quantiles}"
-
-
-def _count(number: float, noun: str) -> str:
-    return f"{number:,.0f} {noun}{'s' * (number != 1)}"
 
 
 def _counts(numbers: Mapping[str, int]) -> str:
@@ -186,7 +183,7 @@ def _counts(numbers: Mapping[str, int]) -> str:
 def _nested(value: object) -> str:
     """Format a figure of a task: whole numbers count examples, others are shares or means, as their name says."""
     unit = "examples: " if isinstance(value, Mapping) and all(isinstance(leaf, int) for leaf in _leaves(value)) else ""
-    return unit + (_count(value, "example") if isinstance(value, int) else _plain(value))
+    return unit + (counted(value, "example") if isinstance(value, int) else _plain(value))
 
 
 def _leaves(value: object) -> list[object]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import counted
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.pack import Rows, pack
@@ -123,7 +124,7 @@ def inspect_records(
         UserError: there is no such record, none of them is trained, or one can't be rendered.
     """
     if not 0 <= index < len(records):
-        fault = f"`index {index}`: the file has {len(records)} records; choose 0 to {len(records) - 1}"
+        fault = f"`index {index}`: the file has {counted(len(records), 'record')}; choose 0 to {len(records) - 1}"
         raise UserError(fault, path=records[0].path if records else None)
     over = config.over_length
     lenient = replace(config, over_length="truncate" if over == "error" else over, require_pairs=False)

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from stepjepa.base.errors import visible
-from stepjepa.base.terminal import PALETTE
+from stepjepa.base.terminal import PALETTE, counted
 from stepjepa.chat.unused import NOT_USED
 from stepjepa.inspection.record import BranchInfo, Inspection, TokenInfo
 
@@ -93,9 +93,9 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
         for number, pair in enumerate(record["views"], start=1):
             source, target = (visible_text(pair[name]) for name in ("source", "target"))
             facts.append((f"{line}, pair {number}", f"source {source} {EDGE} target {target}"))
-        pairs = f"{record['pairs']} pair{'s' * (record['pairs'] != 1)} of views"
+        pairs = f"{counted(record['pairs'], 'pair')} of views"
         lengths = record["main_texts"]
-        length = f"{record['main_tokens']} tokens of {limit} at most"
+        length = f"{counted(record['main_tokens'], 'token')} of {limit} at most"
         if len(lengths) > 1:
             length = f"{record['main_tokens']} tokens in {len(lengths)} texts, {max(lengths)} of {limit} at most in one"
         facts.append((line, f"{pairs}; {length}"))

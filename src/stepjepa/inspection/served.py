@@ -13,6 +13,7 @@ import numpy as np
 from transformers import AutoTokenizer, GenerationConfig
 
 from stepjepa.base.errors import UserError, shown
+from stepjepa.base.terminal import counted
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.marks import REASONING_KEYS, Message
 from stepjepa.chat.plain_template import PlainTemplate
@@ -150,11 +151,11 @@ class _Comparison:
         """Return the result in one line; ValueError if no turn was compared."""
         if not self.turns:
             raise ValueError("no turn is left to compare: max_length cuts every record in its prompt; raise it")
-        line = f"{self.turns} turns: their prompts are those of plain apply_chat_template, and generation stops at "
-        line += _named(self.template.stop_tokens)
+        line = f"{counted(self.turns, 'turn')}: their prompts are those of plain apply_chat_template, "
+        line += f"and generation stops at {_named(self.template.stop_tokens)}"
         if self.untrained:
             texts = self.untrained.most_common(3)
-            rendered = ", ".join(f"{shown(text)} ({count} time{'s' * (count > 1)})" for text, count in texts)
+            rendered = ", ".join(f"{shown(text)} ({counted(count, 'time')})" for text, count in texts)
             line += f"; behind them the template writes {rendered}, neither prompt nor trained"
         if self.unspelled:
             line += f"; answers with characters that the tokenizer does not know: {self.unspelled}"

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import counted
 from stepjepa.batch.mask import Kernel
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
@@ -92,7 +93,7 @@ def check_format(subject: Subject) -> str:
         raise ValueError(f"{fault} (line {line}: {length} tokens, more than max_length {limit}); {remedy}")
     labelled = sum(len(text.labels) for record in subject.tokenized for text in record.texts)
     _require(labelled > 0, "no record can be trained on")
-    return f"{len(subject.tokenized)} of {len(subject.records)} records, {labelled} labelled tokens"
+    return f"{len(subject.tokenized)} of {len(subject.records)} records, {counted(labelled, 'labelled token')}"
 
 
 def check_pairs(subject: Subject) -> str:
@@ -136,7 +137,7 @@ def check_end_of_turn(subject: Subject) -> str:
     _require(compared > 0, "every record checked is cut by max_length, so no end of turn is left; raise it")
     ends = " or ".join(map(repr, template.stop_tokens))
     more = f"; not compared, for characters that the tokenizer does not know: {unknown}" if unknown else ""
-    return f"{compared} records: the assistant's turns up to {ends} are trained, nothing else{more}"
+    return f"{counted(compared, 'record')}: the assistant's turns up to {ends} are trained, nothing else{more}"
 
 
 def check_served_folder(subject: Subject) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, check_output_file, claimed_output, existing_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import note, print_rows
+from stepjepa.base.terminal import counted, note, print_rows
 from stepjepa.config.option import FROM_ONE, check_effects, option
 from stepjepa.data.columns import MOST_NAMES
 from stepjepa.data.formats import FORMATS
@@ -155,4 +155,4 @@ def _write_files(files: Mapping[Path, Sequence[Mapping[str, object]]], *, overwr
             stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             stream.flush()  # a full disk raises here, before any file has its final name
     for target, records in files.items():
-        print(f"written: {target} ({len(records)} records)")
+        print(f"written: {target} ({counted(len(records), 'record')})")

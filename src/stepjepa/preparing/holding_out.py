@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import counted
 from stepjepa.data.questions import question_hashes
 from stepjepa.data.records import parse_record
 
@@ -30,7 +31,7 @@ def hold_out(
         UserError: no record would be left to train on, or every group is larger than ``size``.
     """
     if size >= len(records):
-        fault = f"`test_size`: expected fewer than the {len(records)} records that could be kept, got {size}"
+        fault = f"`test_size`: expected fewer than the {counted(len(records), 'record')} that could be kept, got {size}"
         raise UserError(f"{fault}; hold out fewer", path=path)
     groups = _group(records)
     order = list(range(len(groups)))
@@ -41,8 +42,9 @@ def hold_out(
             chosen.update(groups[number])
     if not chosen:
         smallest = min(map(len, groups))
-        fault = f"`test_size`: {size} records can't be held out, since at least {smallest} have the same question"
-        raise UserError(f"{fault}; hold out {smallest} or more, or remove repeated rows", path=path)
+        fault = f"`test_size`: {counted(size, 'record')} can't be held out"
+        remedy = f"hold out {smallest} or more, or remove repeated rows"
+        raise UserError(f"{fault}, since at least {smallest} have the same question; {remedy}", path=path)
     parts: tuple[list[JsonObject], list[JsonObject]] = ([], [])
     for number, record in enumerate(records):
         parts[number in chosen].append(record)

@@ -14,7 +14,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.spool import Spooled
-from stepjepa.base.terminal import note
+from stepjepa.base.terminal import counted, note
 from stepjepa.base.typed_json import to_json
 from stepjepa.chat.source import read_template
 from stepjepa.config.run import RunConfig
@@ -83,8 +83,8 @@ def _split(run: RunConfig, records: Sequence[Record]) -> tuple[NDArray[np.bool_]
     """
     count = round(len(records) * run.eval_split)
     if not 0 < count < len(records):
-        message = f"{len(records)} records can't be split with `eval_split {run.eval_split}`; one part would be empty"
-        raise UserError(message, path=run.data_file)
+        fault = f"{counted(len(records), 'record')} can't be split with `eval_split {run.eval_split}`"
+        raise UserError(f"{fault}; one part would be empty", path=run.data_file)
     by_record = draw_held_out(range(len(records)), count, run.split_seed)
     if run.split_by == "record":
         return by_record, None

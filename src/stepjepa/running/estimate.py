@@ -21,9 +21,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from stepjepa.base.errors import unexpected_as_user_errors
-from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
-from stepjepa.base.terminal import print_rows
+from stepjepa.base.terminal import counted, print_rows
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.prepare import prepare
@@ -39,6 +38,7 @@ from stepjepa.models.weights import autocast_dtype, parameter_counts
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
 from stepjepa.running.estimate_text import describe
+from stepjepa.running.estimated import CheckpointEstimate, Estimate, MemoryEstimate, PairsEstimate, StepEstimate
 from stepjepa.running.held_out_scores import check_metric
 from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, resident_bytes
 from stepjepa.running.precision import bf16_advice, bf16_by_default, with_launched_precision
@@ -62,7 +62,7 @@ def dry_run(
     processes: int | None = None,
     on_gpu: bool = False,
     all_records: int | None = None,
-) -> JsonObject | None:
+) -> Estimate | None:
     """Print and return the estimated cost of a run; None from all processes but the first.
 
     Args:
@@ -181,7 +181,7 @@ def _set_up(
     return _SetUp(run, training, processes, sharding, model, jepa, prepared, plan, checkpointing)
 
 
-def _estimate(set_up: _SetUp, all_records: int | None, device: str) -> JsonObject:
+def _estimate(set_up: _SetUp, all_records: int | None, device: str) -> Estimate:
     """Return the estimate of a run, from all micro-batches of its first epoch."""
     run, plan, prepared, jepa = set_up.run, set_up.plan, set_up.prepared, set_up.jepa
     steps = [plan.micro_batches(step) for step in plan.keys(0)]
@@ -221,13 +221,14 @@ def _number_of_steps(set_up: _SetUp, epoch: int) -> int:
     return int(training.max_steps) if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
 
 
-def _step(set_up: _SetUp, steps: Sequence[Sequence[Batch]]) -> JsonObject:
+def _step(set_up: _SetUp, steps: Sequence[Sequence[Batch]]) -> StepEstimate:
     """Return records and tokens of an optimizer step, over all processes."""
     plan, batches = set_up.plan, [batch for step in steps for batch in step]
     tokens = [sum(Shape.of(batch).tokens for batch in step) for step in steps]
     accumulated = f"{plan.batch_size} x {set_up.training.gradient_accumulation_steps} accumulated"
+    processes = counted(set_up.processes, "process")
     return {
-        "records": f"{plan.records_per_step:,} records ({accumulated} x {set_up.processes} processes)",
+        "records": f"{counted(plan.records_per_step, 'record')} ({accumulated} x {processes})",
         "tokens": sum(tokens) / len(tokens),
         "plain_tokens": sum(batch.records.plain_tokens for batch in batches) / len(steps),
         "most_tokens": max(tokens),
@@ -235,13 +236,13 @@ def _step(set_up: _SetUp, steps: Sequence[Sequence[Batch]]) -> JsonObject:
     }
 
 
-def _pairs(steps: Sequence[Sequence[Batch]], missing: str | None) -> JsonObject:
+def _pairs(steps: Sequence[Sequence[Batch]], missing: str | None) -> PairsEstimate:
     """Return the pairs of an optimizer step; ``missing`` says how many records have none, and why."""
     pairs = [sum(batch.pairs for batch in step) for step in steps]
     return {"mean": sum(pairs) / len(pairs), "least": min(pairs), "most": max(pairs), "missing": missing}
 
 
-def _memory(set_up: _SetUp, batches: Iterable[Batch]) -> JsonObject:
+def _memory(set_up: _SetUp, batches: Iterable[Batch]) -> MemoryEstimate:
     """Return the bytes of a process, part by part and in total, and the micro-batch that needs the most."""
     run, training, model = set_up.run, set_up.training, set_up.model
     largest = max(batches, key=lambda batch: Shape.of(batch).tokens)
@@ -266,7 +267,7 @@ def _memory(set_up: _SetUp, batches: Iterable[Batch]) -> JsonObject:
     }
 
 
-def _checkpoint(set_up: _SetUp, total_steps: int, epoch: int) -> JsonObject:
+def _checkpoint(set_up: _SetUp, total_steps: int, epoch: int) -> CheckpointEstimate:
     """Return the bytes of a checkpoint, the number of checkpoints on the disk, and its free bytes."""
     training, sizes = set_up.training, resident_bytes(set_up.model, _optimizer(set_up.training))
     folder = Path(str(training.output_dir)).absolute()

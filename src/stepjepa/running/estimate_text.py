@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import duration, spelled
+from stepjepa.base.terminal import counted, duration, spelled
+from stepjepa.running.estimated import Estimate
 
 GIB = 2**30
 
 
-def on_device(estimated: JsonObject, peak: float | None, mfu: float, memory: float | None) -> None:
+def on_device(estimated: Estimate, peak: float | None, mfu: float, memory: float | None) -> None:
     """Add ``time`` and ``device`` to the result of ``estimate.dry_run``, and print them.
 
     Args:
@@ -18,7 +18,7 @@ def on_device(estimated: JsonObject, peak: float | None, mfu: float, memory: flo
         memory: bytes of a device; None if unknown.
     """
     flops = estimated["flops"]["step"]
-    estimated |= {"time": None, "device": None}
+    estimated["time"] = estimated["device"] = None
     if peak is None or flops is None:
         print(spelled("time: not estimated; name a `device`, or its `peak_tflops`"))
     else:
@@ -32,16 +32,16 @@ def on_device(estimated: JsonObject, peak: float | None, mfu: float, memory: flo
         print(f"device: {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
 
 
-def describe(estimated: JsonObject) -> list[tuple[str, str]]:
+def describe(estimated: Estimate) -> list[tuple[str, str]]:
     """Return the rows of an estimate for ``print_rows``."""
     data, step, memory = estimated["data"], estimated["step"], estimated["memory"]
     checkpoint, largest = estimated["checkpoint"], memory["largest_batch"]
     counts = {name: count for name, count in data.items() if count or name == "records"}
     parts = {"activations": None, "optimizer states": None, **memory["parts"], "sum": memory["peak"]}
     sizes = {name: "not known" if size is None else _bytes(size) for name, size in parts.items()}
+    costs = {"step": estimated["flops"]["step"], "regular step": estimated["flops"]["regular_step"]}
     flops = {
-        name.replace("_", " "): "not known" if count is None else f"{_scaled(count, 1000, _SI)}FLOP"
-        for name, count in estimated["flops"].items()
+        name: "not known" if count is None else f"{_scaled(count, 1000, _SI)}FLOP" for name, count in costs.items()
     }
     tokens = (
         f"{step['tokens']:,.0f} tokens on average, {step['most_tokens']:,} at most, {step['plain_tokens']:,.0f} in "
@@ -52,14 +52,15 @@ def describe(estimated: JsonObject) -> list[tuple[str, str]]:
         missing = f"; {count['missing']}" if count["missing"] else ""
         text = f"{count['mean']:.3g} a step on average, {count['least']:,} at least, {count['most']:,} at most{missing}"
         pairs.append(("pairs", text))
+    settings = {name: estimated[name] for name in ("model", "precision", "encoding")}
     free = f"{_bytes(checkpoint['free'])} free"
     free += "; NOT ENOUGH" if checkpoint["bytes"] * checkpoint["kept"] > checkpoint["free"] else ""
     return [
-        *((name, estimated[name]) for name in ("model", "precision", "encoding") if estimated[name] is not None),
+        *((name, text) for name, text in settings.items() if text is not None),
         ("data", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())),
         ("step", f"{step['records']}; {tokens}"),
         *pairs,
-        ("run", f"{estimated['steps']:,} steps, {estimated['steps_per_epoch']:,} an epoch"),
+        ("run", f"{counted(estimated['steps'], 'step')}, {estimated['steps_per_epoch']:,} an epoch"),
         ("memory of a process", ", ".join(f"{name} {size}" for name, size in sizes.items())),
         ("largest batch", ", ".join(f"{name} {count:,}" for name, count in largest.items())),
         ("FLOPs", ", ".join(f"{name} {count}" for name, count in flops.items())),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import apply_umask, locked, naming_disk_errors
-from stepjepa.base.terminal import note
+from stepjepa.base.terminal import counted, note
 from stepjepa.config.jepa import Dtype
 from stepjepa.config.option import check_effects, option
 from stepjepa.evaluation.model_reading import ReadingSettings
@@ -97,7 +97,8 @@ def _list_files(folder: Path, name: str, *, of_model_path: bool) -> None:
     for file, size in files.items():
         print(f"{visible(file)}  {size / 1e6:,.2f} MB")
     card = "" if CARD_FILE in files else f", and a {CARD_FILE} that is written first"
-    print(f"dry run: {len(files)} files, {sum(files.values()) / 1e6:,.2f} MB, would go to {visible(name)}{card}")
+    megabytes = f"{sum(files.values()) / 1e6:,.2f} MB"
+    print(f"dry run: {counted(len(files), 'file')}, {megabytes}, would go to {visible(name)}{card}")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import duration, print_rows
+from stepjepa.base.terminal import counted, duration, print_rows
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.run import RunConfig
 from stepjepa.running.metrics_plot import PLOT_FILE
@@ -39,7 +39,7 @@ def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
     shown_losses = [f"{name} {value:.4f}" for name, value in losses if value is not None]
     if results.best_step is not None:
         shown_losses.append(f"the model is the best checkpoint, of step {results.best_step:,}")
-    steps = f"{results.steps:,} step{'s' * (results.steps != 1)}"
+    steps = counted(results.steps, "step")
     cost = f"{steps}, {results.tokens or 0:,.0f} tokens in {duration(results.train_seconds or 0.0)}"
     # A run that logged nothing has no picture.
     files = ["the model", RUN_FILE, METRICS_FILE, *([PLOT_FILE] if (folder / PLOT_FILE).is_file() else [])]

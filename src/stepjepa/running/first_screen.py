@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from stepjepa.base.terminal import counted
 from stepjepa.batch.collate import Encoding
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.tokenize import WITHOUT_PAIR
@@ -90,10 +91,11 @@ def first_screen(
         "turns": describe_turns(prepared, shares=trainer.encoding == "tree"),
         "example": trained_text(first.record, trainer.processing_class),
         "held out": describe_held_out(trainer.held_out),
-        "each step": f"{plan.records_per_step} records ({plan.batch_size} a batch x {accumulated} accumulated x "
-        f"{training.world_size} processes), learning rate {training.learning_rate:g}, seed {training.seed}",
+        "each step": f"{counted(plan.records_per_step, 'record')} ({plan.batch_size} a batch x {accumulated} "
+        f"accumulated x {counted(training.world_size, 'process')}), learning rate {training.learning_rate:g}, "
+        f"seed {training.seed}",
         "groups": describe_groups(plan),
-        "steps": f"{steps:,}, {steps / epoch:.3g} epochs of {epoch:,} steps",
+        "steps": f"{steps:,}, {steps / epoch:.3g} epochs of {counted(epoch, 'step')}",
         "same FLOPs": None if equal is None else equal.describe(),
         "output": run.output_dir,
         **further_rows,
@@ -106,7 +108,8 @@ def describe_groups(plan: Plan) -> str | None:
     if plan.sampler.groups is None:
         return None
     groups, records = len(set(plan.sampler.groups.tolist())), len(plan.records)
-    return f"{records:,} records in {groups:,} groups by prompt, which saves {plan.saved_by_groups():.1%} of the tokens"
+    sizes = f"{counted(records, 'record')} in {counted(groups, 'group')} by prompt"
+    return f"{sizes}, which saves {plan.saved_by_groups():.1%} of the tokens"
 
 
 def describe_template(facts: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import raising_user_errors
 from stepjepa.base.settings_in_text import renaming_settings
+from stepjepa.base.terminal import counted
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
 from stepjepa.data.summarising import system_prompts
@@ -52,10 +53,11 @@ def held_out_scores(
         if config.eval_generate is not None:
             scores = _answer_scores(config, task, records, tokenizer)
             scores.batcher(model)
-            rows["answers"] = f"to {len(scores.records):,} records at every evaluation, task {task.name}"
+            rows["answers"] = f"to {counted(len(scores.records), 'record')} at every evaluation, task {task.name}"
         if config.eval_retrieval:
             retrieval = RetrievalScores(records, task)
-            rows["retrieval"] = f"of the answers of {len(records):,} records at every evaluation, task {task.name}"
+            answers = f"the answers of {counted(len(records), 'record')}"
+            rows["retrieval"] = f"of {answers} at every evaluation, task {task.name}"
     return scores, retrieval, rows
 
 

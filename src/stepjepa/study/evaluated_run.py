@@ -10,6 +10,7 @@ from typing import TypeVar
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_json_object, read_jsonl
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import counted
 from stepjepa.base.typed_json import Origin, at_least, from_json, to_json, unknown_fields
 from stepjepa.config.jepa import NEEDS_VIEWS
 from stepjepa.evaluation.output import RETRIEVAL
@@ -339,7 +340,8 @@ def _examples(file: Path, summary: _Summary) -> tuple[list[int], dict[str, list[
     path = file.with_name(file.name.removesuffix(SUMMARY) + ".jsonl")
     lines = [(Origin(path, _EVALUATE_AGAIN, number), value) for number, value in read_jsonl(path, "file of answers")]
     if len(lines) != summary.n:
-        raise UserError(f"its {len(lines)} lines are not the examples of {file.name}; {_EVALUATE_AGAIN}", path=path)
+        fault = f"has {counted(len(lines), 'line')} for the {counted(summary.n, 'example')} of {file.name}"
+        raise UserError(f"{fault}; {_EVALUATE_AGAIN}", path=path)
     answers = [from_json(_Answer, value, origin) for origin, value in lines]
     examples: dict[str, list[float] | None] = {"stopped": None}
     for measure, name in (("headline", summary.headline), ("lenient", summary.lenient)):

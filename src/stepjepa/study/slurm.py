@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from stepjepa.base.errors import UserError, one_line
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions
+from stepjepa.base.terminal import counted
 from stepjepa.study.grid import Trial
 from stepjepa.study.local import Local
 from stepjepa.study.sweep_folder import BEGUN, FAILED, FINISHED, SweepFolder
@@ -142,7 +143,7 @@ class Slurm:
         except (RuntimeError, OSError) as error:
             raise UserError(f"the jobs were refused ({one_line(error)}); change `slurm`") from None
         self._watched = dict(zip(trials, jobs, strict=True))
-        print(f"slurm: {len(jobs)} jobs submitted, from {jobs[0].job_id}; logs in {self._files}", flush=True)
+        print(f"slurm: {counted(len(jobs), 'job')} submitted, from {jobs[0].job_id}; logs in {self._files}", flush=True)
 
     def ended(self) -> list[Trial]:
         """Return the trials that have ended; one whose job ended without a result is recorded as failed."""
@@ -163,4 +164,4 @@ class Slurm:
         if self._watched and interruptions.count and interruptions.first != signal.SIGHUP:
             for job in self._watched.values():
                 job.cancel(check=False)
-            print(f"slurm: {len(self._watched)} jobs cancelled", flush=True)
+            print(f"slurm: {counted(len(self._watched), 'job')} cancelled", flush=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import finite, spelled
+from stepjepa.base.terminal import counted, finite, spelled
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import Arm, ComparedArms, Difference
 from stepjepa.study.evaluated_run import FIGURES, MAPPED_MEASURES, MEASURES, RETRIEVAL_MEASURES, readouts
@@ -197,9 +197,9 @@ def _p_text(value: float | None) -> str:
 def _heading(comparison: ComparedArms) -> str:
     test = comparison.test
     return (
-        f"{len(comparison.arms)} arms, {sum(len(arm.runs) for arm in comparison.arms)} runs, baseline "
-        f"{comparison.baseline.name}; evaluation {test['evaluation']}: task {test['task']}, {test['examples']:,} "
-        f"examples, test file {test['sha256'][:12]}"
+        f"{counted(len(comparison.arms), 'arm')}, {counted(sum(len(arm.runs) for arm in comparison.arms), 'run')}, "
+        f"baseline {comparison.baseline.name}; evaluation {test['evaluation']}: task {test['task']}, "
+        f"{counted(test['examples'], 'example')}, test file {test['sha256'][:12]}"
     )
 
 

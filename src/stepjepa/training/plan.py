@@ -20,6 +20,7 @@ import numpy as np
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from stepjepa.base.terminal import counted
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import SampleKey, StepSampler, TokenizedDataset
 from stepjepa.batch.micro_batch import Batch
@@ -158,8 +159,8 @@ class EqualCompute:
         """Describe the length and the compute of the run on one line."""
         points = ", ".join(map(str, self.checkpoints))
         return (
-            f"{self.steps} steps, {self.flops:.4g} FLOPs, {self.flops / self.regular_flops:.4f} of the regular run; "
-            f"a regular epoch's compute is spent at {points}"
+            f"{counted(self.steps, 'step')}, {self.flops:.4g} FLOPs, {self.flops / self.regular_flops:.4f} of the "
+            f"regular run; a regular epoch's compute is spent at {points}"
         )
 
 

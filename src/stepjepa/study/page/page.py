@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, check_output_file
-from stepjepa.base.terminal import visible_lines
+from stepjepa.base.terminal import counted, visible_lines
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.comparison import compare
 from stepjepa.study.page.answers import answers_section
@@ -117,10 +117,10 @@ def _title(runs: Sequence[LoggedRun], comparisons: Sequence[ComparedArms]) -> st
         return f"Run {runs[0].name}"
     names = list(dict.fromkeys(arm.name for comparison in comparisons for arm in comparison.arms))
     if not names:
-        return f"{len(runs)} runs"
+        return counted(len(runs), "run")
     shown, more = names[:_TITLED], len(names) - _TITLED
     further = [f"{more} more"] if more > 0 else []
-    return f"{', '.join([*shown, *further])}: {len(runs)} runs"
+    return f"{', '.join([*shown, *further])}: {counted(len(runs), 'run')}"
 
 
 def _content_policy(scripts: Sequence[str]) -> str:
