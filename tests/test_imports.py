@@ -99,6 +99,20 @@ def test_nothing_is_imported_from_a_higher_floor() -> None:
     assert not upward
 
 
+def test_the_trainer_is_known_from_the_floor_of_training_up() -> None:
+    """Below it only the type of the arguments is, which the record of a run names."""
+    below = [name for name in MODULES if (folder := folder_of(name)) and FLOOR[folder] < FLOOR["training"]]
+    known = [
+        f"{name} imports {each.name} from {node.module}"
+        for name in below
+        for node in nodes(name)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "transformers"
+        for each in node.names
+        if each.name.startswith("Trainer") or node.module.startswith("transformers.trainer")
+    ]
+    assert not known
+
+
 def test_every_folder_has_a_floor() -> None:
     assert {folder_of(name) for name in MODULES} == {*FLOOR, ""}
 

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from stepjepa.base.terminal import (
-    counted,
     duration,
     escape_unencodable_output,
     print_json,
@@ -83,19 +82,6 @@ def test_standard_output_is_one_json_document(capsys: pytest.CaptureFixture[str]
 )
 def test_durations(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
-
-
-@pytest.mark.parametrize(
-    ("number", "noun", "shown"),
-    [
-        (0, "record", "0 records"),
-        (1, "record", "1 record"),
-        (1234, "bad line", "1,234 bad lines"),
-        (2, "process", "2 processes"),
-    ],
-)
-def test_things_are_counted(number: int, noun: str, shown: str) -> None:
-    assert counted(number, noun) == shown
 
 
 def test_marked_parts_are_green_on_a_terminal(

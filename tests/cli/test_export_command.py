@@ -16,7 +16,7 @@ import tiny
 from fake_hub import FakeHub
 from stepjepa.base.files import locked, write_jsonl
 from stepjepa.cli.main import main
-from stepjepa.models import generation
+from stepjepa.models import generation_settings
 from stepjepa.models.presets import CHAT_TEMPLATE
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import CHECKSUMS_FILE
@@ -255,7 +255,7 @@ def test_a_folder_that_would_be_asked_otherwise_is_not_exported(
     def as_it_came(model: Any, tokenizer: Any, **settings: Any) -> None:
         setattr((model.generation_config, tokenizer)[owner], name, value)
 
-    monkeypatch.setattr(generation, "serve_as_trained", as_it_came)
+    monkeypatch.setattr(generation_settings, "serve_as_trained", as_it_came)
     assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain") == 2
     output = capsys.readouterr().err
     assert "it would not be served as it was trained (records of data.jsonl, " in output

@@ -17,8 +17,10 @@ from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation import prompts
-from stepjepa.models.generation import Generator, never_generated, serve_as_trained
+from stepjepa.models.generation import Generator
+from stepjepa.models.generation_settings import serve_as_trained
 from stepjepa.models.sampling import Sampling, Span
+from stepjepa.models.token_rows import never_generated
 from stepjepa.tasks.base import Continuation
 from tiny import make_model
 

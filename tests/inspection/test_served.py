@@ -236,7 +236,7 @@ def test_variables_of_the_run_that_are_not_saved(subject: Any) -> None:
 
 
 def test_a_stop_token_that_is_not_saved(subject: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("stepjepa.models.generation.add_stop_tokens", lambda model, ends: None)
+    monkeypatch.setattr("stepjepa.models.generation_settings.add_stop_tokens", lambda model, ends: None)
     template = chat_templates.GEMMA_LIKE.replace("model", "assistant")
     fails(subject(template, TWO_TURNS, tokens=chat_templates.GEMMA_TOKENS), "lacks '<end_of_turn>'")
 

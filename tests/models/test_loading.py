@@ -18,7 +18,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
 from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.models import weights
-from stepjepa.models.generation import serve_as_trained
+from stepjepa.models.generation_settings import serve_as_trained
 from stepjepa.models.loading import (
     LoraSettings,
     add_lora,

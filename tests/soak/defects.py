@@ -33,7 +33,7 @@ from stepjepa.batch import prepare as preparing
 from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models import generation, lm_head
+from stepjepa.models import generation, generation_settings, lm_head
 from stepjepa.models.fingerprint import weights_fingerprint
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.store import resume
@@ -323,7 +323,8 @@ def eighteen_dollars_are_not_eighteen() -> bool:
 
 def suppress_no_tokens(patch: pytest.MonkeyPatch) -> None:
     """Nothing keeps a model from generating ids that are no text."""
-    patch.setattr(generation, "never_generated", lambda *_: [])
+    for module in (generation, generation_settings):
+        patch.setattr(module, "never_generated", lambda *_: [])
 
 
 def a_saved_model_may_generate_predictors() -> bool:

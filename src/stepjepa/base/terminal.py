@@ -90,12 +90,6 @@ def finite(value: object) -> object:
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
-def counted(number: float, noun: str) -> str:
-    """Format a number of things: ``1 record``, ``1,234 records``, ``2 processes``."""
-    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number:,.0f} {noun}{ending}"
-
-
 def duration(seconds: float) -> str:
     """Format a duration for people: ``42 s``, ``3 min 07 s``, ``2 h 05 min``, ``3 d 04 h``."""
     rounded = round(seconds)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 
-from stepjepa.base.terminal import counted
+from stepjepa.base.counting import counted
 from stepjepa.batch.flat_record import longest_possible, main_texts, prompt_of, text_starts, unflattened, without_lines
 from stepjepa.batch.groups import prompt_groups
 from stepjepa.config.jepa import JepaConfig

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias, TypeVar, Union
 import torch
 from torch import Tensor
 
-from stepjepa.base.terminal import counted
+from stepjepa.base.counting import counted
 from stepjepa.batch.mask import Calls, CallShapes, Ragged, Trees
 from stepjepa.views.sequences import Ids, Kind, Numbers
 

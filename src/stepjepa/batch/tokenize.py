@@ -156,10 +156,12 @@ class RecordTokenizer:
             try:
                 turns = self.turns(record)
             except TurnError as error:
-                before = before_unread_answer(record, error) if self.open_chats else None
+                # Explicit views are read beside the whole chat.
+                is_open = self.open_chats and record.views is None
+                before = before_unread_answer(record.messages, error) if is_open else None
                 if before is None:
                     raise
-                turns = self.turns(before)
+                turns = self.turns(replace(record, messages=before))
             return _RecordText(turns, self.pairs(record, turns))
         except UserError as error:
             raise error.at(record.path, record.line) from None

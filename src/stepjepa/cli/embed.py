@@ -5,9 +5,9 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from stepjepa.base.counting import counted
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import counted
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags
 from stepjepa.cli.parser import from_args

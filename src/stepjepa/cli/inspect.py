@@ -4,10 +4,11 @@ import argparse
 import sys
 from dataclasses import asdict, dataclass
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import one_line, visible
 from stepjepa.base.files import check_output_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import counted, note, spelled
+from stepjepa.base.terminal import note, spelled
 from stepjepa.chat.unused import NOT_USED
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import RECORDS_MODEL_OBJECTIVE, JsonFlags, add_records_model_objective, run_config

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from stepjepa.base.counting import counted
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import counted, note
+from stepjepa.base.terminal import note
 from stepjepa.cli.commands import Command, parse
 from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.parser import as_arguments

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_jsonl, read_text
 from stepjepa.base.json_object import JsonObject, RepeatedKey, json_fault, parse_marked
-from stepjepa.base.terminal import counted
 from stepjepa.data.columns import ASSISTANT, CHATS, SYSTEM, USER
 from stepjepa.data.messages import TOOLS, is_absent, without_row_fillers
 from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats

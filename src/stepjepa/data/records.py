@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError, one_line, shown, visible
 from stepjepa.base.json_object import JsonObject, json_fault
-from stepjepa.base.terminal import counted, note
+from stepjepa.base.terminal import note
 from stepjepa.data.columns import MOST_NAMES, Columns, read_chat
 from stepjepa.data.messages import (
     MEDIA,

@@ -7,10 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import counted
 from stepjepa.data.columns import Columns
 from stepjepa.data.formats import FORMATS, Rows, Wrong, first_line, read_unnamed
 from stepjepa.data.messages import without_row_fillers

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from stepjepa.base.counting import counted
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import counted
 
 _DIRECTIONS = "directions (effective rank)"
 

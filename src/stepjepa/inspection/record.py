@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import counted
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.pack import Rows, pack

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import visible
-from stepjepa.base.terminal import PALETTE, counted
+from stepjepa.base.terminal import PALETTE
 from stepjepa.chat.unused import NOT_USED
 from stepjepa.inspection.record import BranchInfo, Inspection, TokenInfo
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from transformers import AutoTokenizer, GenerationConfig
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError, shown
-from stepjepa.base.terminal import counted
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.marks import REASONING_KEYS, Message
 from stepjepa.chat.plain_template import PlainTemplate

@@ -5,20 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import TrainerCallback
 
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.models.architecture import find_decoder
 from stepjepa.models.attention import tree_mask
 from stepjepa.models.encode import decoder_inputs, flat_states
-
-if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 EMA_FILE = "ema.safetensors"
 """File of the averaged weights in a checkpoint folder."""
@@ -27,8 +22,8 @@ UPDATED_TOGETHER = 2**26
 """Maximum number of values that are averaged in one launch."""
 
 
-class EmaEncoder(TrainerCallback):
-    """A copy of a model whose weights are an exponential moving average of the model's, updated after every step.
+class EmaEncoder:
+    """A copy of a model whose weights are an exponential moving average of the model's, see :meth:`update`.
 
     Frozen weights, such as those below an adapter, are shared with the model and take no memory.
 
@@ -38,18 +33,13 @@ class EmaEncoder(TrainerCallback):
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay, self._trained = decay, model
+        self.decay = decay
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         shared = {id(p): p for name, p in model.named_parameters() if name not in trained}
         self._model = copy.deepcopy(model, dict(shared)).eval()
         self._weights = {name: p.requires_grad_(False) for name, p in self._model.named_parameters() if name in trained}
         # In half precision most of an update would be rounded away, so the average is kept in float32.
         self._average = {name: p.detach().float() for name, p in self._weights.items()}
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        self.update(self._trained)
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:

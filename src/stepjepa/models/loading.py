@@ -20,7 +20,7 @@ from stepjepa.chat.special_tokens import add_plain_tokens
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models import presets
-from stepjepa.models.generation import load_generation_config
+from stepjepa.models.generation_settings import load_generation_config
 from stepjepa.models.names import check_base, check_model_name, check_trained
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.probe import inside_of, unreached_parts

@@ -1,4 +1,4 @@
-"""Rows of new tokens in the embedding and the LM head: use spare rows, add rows, train rows with an adapter."""
+"""Rows of new tokens in the embedding and the LM head: use spare rows, add rows, train rows; rows without a token."""
 
 from __future__ import annotations
 
@@ -233,3 +233,13 @@ def train_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: 
     config.trainable_token_indices = rows_by_layer(base, tokenizer, ids)
     save_trained_rows_only(model)
     set_additional_trainable_modules(base, config, base.config.to_dict(), model.active_adapter)
+
+
+def never_generated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids that stand for no text: predictor tokens, and embedding rows without a token.
+
+    Rows without a token are those beyond the last id of the tokenizer, and gaps between its ids. The tokens that end a
+    turn may have higher ids than a gap.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    return [*all_predictor_ids(tokenizer), *sorted({*range(rows)}.difference(tokenizer.get_vocab().values()))]

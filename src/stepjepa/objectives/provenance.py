@@ -12,7 +12,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.marks import Message
 from stepjepa.config.jepa import DEFAULTS, JepaConfig, Pooling
 from stepjepa.models.architecture import without_heads
-from stepjepa.models.generation import save_generation_config
+from stepjepa.models.generation_settings import save_generation_config
 from stepjepa.objectives.inputs import EmbedOptions
 from stepjepa.objectives.linear_map import FittedMap
 from stepjepa.objectives.reading import embedding_config, reading_config

@@ -10,7 +10,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import base_model, number_of_layers
 from stepjepa.models.attention import enable_trees, uses_flex
 from stepjepa.models.encode import check_layer
-from stepjepa.models.generation import serve_as_trained
+from stepjepa.models.generation_settings import serve_as_trained
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.probe import EncodingChoice, choose_encoding, freeze_unreached, probe
 from stepjepa.models.token_rows import add_plain_rows, add_predictor_rows, added_rows, train_rows

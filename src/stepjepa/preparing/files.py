@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, check_output_file, claimed_output, existing_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import counted, note, print_rows
+from stepjepa.base.terminal import note, print_rows
 from stepjepa.config.option import FROM_ONE, check_effects, option
 from stepjepa.data.columns import MOST_NAMES
 from stepjepa.data.formats import FORMATS

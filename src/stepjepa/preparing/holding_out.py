@@ -3,9 +3,9 @@
 import random
 from collections.abc import Sequence
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import counted
 from stepjepa.data.questions import question_hashes
 from stepjepa.data.records import parse_record
 

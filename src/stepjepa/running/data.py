@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.spool import Spooled
-from stepjepa.base.terminal import counted, note
+from stepjepa.base.terminal import note
 from stepjepa.base.typed_json import to_json
 from stepjepa.chat.source import read_template
 from stepjepa.config.run import RunConfig

@@ -20,9 +20,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, TrainingArguments
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import unexpected_as_user_errors
 from stepjepa.base.processes import is_main_process
-from stepjepa.base.terminal import counted, print_rows
+from stepjepa.base.terminal import print_rows
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.prepare import prepare

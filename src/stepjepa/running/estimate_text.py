@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from stepjepa.base.terminal import counted, duration, spelled
+from stepjepa.base.counting import counted
+from stepjepa.base.terminal import duration, spelled
 from stepjepa.running.estimated import Estimate
 
 GIB = 2**30

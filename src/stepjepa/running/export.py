@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import apply_umask, locked, naming_disk_errors
-from stepjepa.base.terminal import counted, note
+from stepjepa.base.terminal import note
 from stepjepa.config.jepa import Dtype
 from stepjepa.config.option import check_effects, option
 from stepjepa.evaluation.model_reading import ReadingSettings
@@ -140,7 +141,7 @@ def _export_embeddings(settings: ExportSettings, name: str | None) -> None:
 def _export_model(settings: ExportSettings, name: str | None) -> None:
     """Load the model, merging an adapter into its base, and save it as a plain model folder."""
     from stepjepa.inspection.served import check_export
-    from stepjepa.models.generation import serve_as_trained
+    from stepjepa.models.generation_settings import serve_as_trained
     from stepjepa.models.loading import load_for_inference
     from stepjepa.store.hub import write_card
 

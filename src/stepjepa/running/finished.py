@@ -3,8 +3,9 @@
 import shlex
 from pathlib import Path
 
+from stepjepa.base.counting import counted
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import counted, duration, print_rows
+from stepjepa.base.terminal import duration, print_rows
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.run import RunConfig
 from stepjepa.running.metrics_plot import PLOT_FILE

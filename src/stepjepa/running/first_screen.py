@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from stepjepa.base.terminal import counted
+from stepjepa.base.counting import counted
 from stepjepa.batch.collate import Encoding
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.tokenize import WITHOUT_PAIR

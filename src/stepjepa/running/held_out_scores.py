@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import raising_user_errors
 from stepjepa.base.settings_in_text import renaming_settings
-from stepjepa.base.terminal import counted
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
 from stepjepa.data.summarising import system_prompts

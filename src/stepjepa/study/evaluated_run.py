@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_json_object, read_jsonl
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import counted
 from stepjepa.base.typed_json import Origin, at_least, from_json, to_json, unknown_fields
 from stepjepa.config.jepa import NEEDS_VIEWS
 from stepjepa.evaluation.output import RETRIEVAL

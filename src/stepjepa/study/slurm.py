@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError, one_line
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions
-from stepjepa.base.terminal import counted
 from stepjepa.study.grid import Trial
 from stepjepa.study.local import Local
 from stepjepa.study.sweep_folder import BEGUN, FAILED, FINISHED, SweepFolder

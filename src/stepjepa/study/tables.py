@@ -5,8 +5,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stepjepa.base.counting import counted
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import counted, finite, spelled
+from stepjepa.base.terminal import finite, spelled
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import Arm, ComparedArms, Difference
 from stepjepa.study.evaluated_run import FIGURES, MAPPED_MEASURES, MEASURES, RETRIEVAL_MEASURES, readouts

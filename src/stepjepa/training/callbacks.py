@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: log lines, warning of a collapse, stop on a signal, abort on non-finite gradients."""
+"""Callbacks of the trainer: averages, log lines, warning of a collapse, stop on a signal, no non-finite gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from tqdm.auto import tqdm
 from transformers.trainer_callback import ProgressCallback, TrainerCallback
@@ -22,6 +22,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import spelled
 from stepjepa.batch.micro_batch import Batch
+from stepjepa.models.ema import EmaEncoder
 from stepjepa.models.weights import all_finite
 from stepjepa.objectives.monitors import REMEDIES, collapse
 from stepjepa.objectives.term import TERMS
@@ -36,6 +37,19 @@ if TYPE_CHECKING:
     from stepjepa.objectives.objective import Losses
 
 logger = logging.getLogger(__name__)
+
+
+class EmaCallback(TrainerCallback):
+    """Updates averaged weights after every step."""
+
+    def __init__(self, ema: EmaEncoder, model: nn.Module) -> None:
+        self._ema, self._model = ema, model
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Add the weights of the model that is trained to their average."""
+        self._ema.update(self._model)
 
 
 class StopCallback(TrainerCallback):

@@ -20,7 +20,7 @@ import numpy as np
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from stepjepa.base.terminal import counted
+from stepjepa.base.counting import counted
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import SampleKey, StepSampler, TokenizedDataset
 from stepjepa.batch.micro_batch import Batch

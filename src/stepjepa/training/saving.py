@@ -14,7 +14,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from stepjepa.base.files import naming_disk_errors
 from stepjepa.base.json_object import JsonObject
 from stepjepa.models.architecture import load_heads, save_heads, split_state, without_heads
-from stepjepa.models.generation import save_generation_config
+from stepjepa.models.generation_settings import save_generation_config
 from stepjepa.models.weights import missing_of_adapter
 from stepjepa.store.folder import CARD_FILE, PART, last_checkpoint, move_into_place, write_checksums
 from stepjepa.training.interface import SavingTrainer

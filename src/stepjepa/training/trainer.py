@@ -30,7 +30,7 @@ from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.store.metric_names import UNNAMED
 from stepjepa.training import checks
-from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
+from stepjepa.training.callbacks import BarCallback, EmaCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.checkpoints import CheckpointingTrainer
 from stepjepa.training.description import describe
 from stepjepa.training.exhausted_memory import naming_longest_record
@@ -223,7 +223,7 @@ class JepaTrainer(RefusedMethods, CheckpointingTrainer):
         if self.jepa.target_grad == "ema":
             with without_heads(self.model):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
-            self.add_callback(self.ema)
+            self.add_callback(EmaCallback(self.ema, self.model))
         # Must run before sharding: needs the complete model.
         self.flops = FlopModel.of(self.model, **recomputation(args), ema=self.ema is not None)
         say = print if self.is_world_process_zero() else lambda line: None

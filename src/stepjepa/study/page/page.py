@@ -6,9 +6,10 @@ import importlib.metadata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, check_output_file
-from stepjepa.base.terminal import counted, visible_lines
+from stepjepa.base.terminal import visible_lines
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.comparison import compare
 from stepjepa.study.page.answers import answers_section
