@@ -166,10 +166,12 @@ def test_a_text_setting_is_the_text_in_the_file(text: str, tmp_path: Path) -> No
 def test_a_number_of_a_file_is_that_of_a_flag(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
-        "batch_size: 010\nseed: 0x10\nmax_length: 1_000\nlbd: 1_0.5\nlr_scheduler_kwargs: {a: 007, b: 1.10}"
+        "batch_size: 010\nseed: 0x10\nmax_length: 1_000\nlbd: 1_0.5\ngamma: 0x10\n"
+        "lr_scheduler_kwargs: {a: 007, b: 1.10}"
     )
     config = RunConfig.read(file)
     assert (config.batch_size, config.finetune_seed, config.jepa.max_length, config.jepa.lbd) == (10, 16, 1000, 10.5)
+    assert config.jepa.gamma == 16
     assert json.dumps(config.trainer) == '{"lr_scheduler_kwargs": {"a": 7, "b": 1.1}}'
     for line, told in (("batch_size: 12:30", "a whole number, got '12:30'"), ("columns: [a, null]", "is empty .null.")):
         file.write_text(line)

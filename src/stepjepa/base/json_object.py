@@ -27,8 +27,13 @@ def read_int(text: str) -> int:
 
 
 def read_float(text: str) -> float:
-    """Convert the text of a flag or of YAML 1.2: ``7``, ``1e-5``, ``1_000.5``, ``.inf``; ``ValueError`` for others."""
-    return float(text.replace(".", "") if text.lower().lstrip("+-") in (".inf", ".nan") else text)
+    """Convert the text of a flag or of YAML 1.2: ``7``, ``1e-5``, ``0x10``, ``.inf``; ``ValueError`` for any other."""
+    try:
+        return float(text)
+    except ValueError:
+        if text.lower().lstrip("+-") in (".inf", ".nan"):
+            return float(text.replace(".", ""))
+        return float(str(int(text, 0)))  # as a text, since a large one is infinite
 
 
 class WrittenInt(int):

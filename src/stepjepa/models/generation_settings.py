@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def set_generation_defaults(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> None:
     """Make a model's ``generate`` stop at the tokens ``ends``, and never produce an id that stands for no text.
 
-    It stops at the tokenizer's end of text, too, as ``generation.Generator`` and most servers do, even if that ends no turn:
-    a model whose configuration names another token would continue behind it.
+    It stops at the tokenizer's end of text, too, as ``generation.Generator`` and most servers do, even if that ends no
+    turn: a model whose configuration names another token would continue behind it.
     The settings are part of the model: every folder that it is saved to has them, see :func:`save_generation_config`.
     """
     settings = model.generation_config
