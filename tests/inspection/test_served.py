@@ -122,7 +122,7 @@ def test_a_cut_turn_is_compared_as_far_as_it_goes(subject: Any) -> None:
     assert check_served_folder(subject(None, TWO_TURNS, max_length=length - 1)).startswith("2 turns")
     # The second prompt fills all that is left.
     prompt = len(list(shown_turns(whole.tokenized[0], length))[1].prompt)
-    assert check_served_folder(subject(None, TWO_TURNS, max_length=prompt)).startswith("1 turns")
+    assert check_served_folder(subject(None, TWO_TURNS, max_length=prompt)).startswith("1 turn:")
     with pytest.raises(ValueError, match="cuts every record in its prompt; raise it"):
         check_served_folder(subject(None, TWO_TURNS, max_length=5))
 
