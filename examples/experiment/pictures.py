@@ -183,8 +183,9 @@ def plane(table: pd.DataFrame) -> Figure:
                 labels.setdefault(words, points)
         axis.set_title(f"{each.name.replace('`', '')}: {each.seeds}")
         axis.set_xlabel("right answers, %")
-        axis.set_xlim(-4, 100)
-        axis.set_ylim(-4, 100)
+        # Marks at 0 and 100 are whole.
+        axis.set_xlim(-4, 104)
+        axis.set_ylim(-4, 104)
         axis.grid(alpha=0.3)
     for axis in axes[::columns]:
         axis.set_ylabel("hits at 1, %")
