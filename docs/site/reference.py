@@ -24,7 +24,9 @@ GROUPS = {
 }
 """Heading -> packages of the names that stand under it."""
 
-INHERITED = {"JepaTrainer": ("save_model", "init_hf_repo")}
+INHERITED = {
+    "JepaTrainer": ("evaluate", "get_eval_dataloader", "get_test_dataloader", "save_model", "init_hf_repo"),
+}
 """Class -> methods of a base class of the package that are described with it."""
 
 

@@ -88,7 +88,7 @@ def test_tokens_of_views_are_those_that_the_layout_adds(
 def test_useless_data_is_refused(trained_tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="an object with the keys train, test; pass one of them"):
         prepare({"train": [], "test": []}, trained_tokenizer, STEPS)
-    with pytest.raises(UserError, match="none of the 0 records can be trained on"):
+    with pytest.raises(UserError, match=r"^training data: holds no records; add at least one$"):
         prepare([], trained_tokenizer, STEPS)
     with pytest.raises(UserError, match=r"has a pair \(the last answer has too few steps\); check `step_separator`"):
         prepare(dicts(), trained_tokenizer, replace(STEPS, step_separator="##"))

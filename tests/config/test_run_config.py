@@ -225,6 +225,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"dataset": [{}]}, "dataset: expected a name, got an object (list); pass it as run(config, train_dataset=...)"),
     ({"eval_file": {}}, "eval_file: expected a name, got an object (dict); pass it as run(config, eval_dataset=...)"),
+    ({"eval_file": 0.1}, "eval_file: expected a name, got 0.1; a share is `data_file` and `eval_split`"),
     ({"model_name": 3}, "model_name: expected a name, got an object (int); pass it as run(config, model=...)"),
     ({"output_dir": 3}, "output_dir: expected a text, got '3'"),
     ({"jepa": {"mode": "regular"}}, "jepa: expected JepaConfig(...), got"),

@@ -24,6 +24,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.training import private
 from stepjepa.training.checkpoints import CheckpointingTrainer
+from stepjepa.training.held_out import EvaluatingTrainer
 from stepjepa.training.private import KNOWN_TO_WORK, OTHER_LIBRARIES, PARTS, check_transformers, table
 from stepjepa.training.trainer import JepaTrainer
 
@@ -82,7 +83,7 @@ def test_all_private_parts_are_listed() -> None:
     own = {name for tree in trees for name in own_names(tree)}
     used = {name for tree in trees for name in private_names(tree)} - own - PUBLIC
     used = {f"torch.{name}" if name == "_dynamo" else name for name in used}
-    ours = {name for kind in (JepaTrainer, CheckpointingTrainer) for name in vars(kind)}
+    ours = {name for kind in (JepaTrainer, EvaluatingTrainer, CheckpointingTrainer) for name in vars(kind)}
     overridden = {name for name in ours if is_private(name) and hasattr(Trainer, name)}
     assert len(overridden) >= 10
     assert used | overridden == LISTED

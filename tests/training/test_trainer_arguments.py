@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from torch.nn import Parameter
+from torch.optim import SGD
 from transformers import Trainer, TrainingArguments
 
 from fake_hub import FakeHub
@@ -13,6 +16,8 @@ from stepjepa import JepaTrainer
 from stepjepa.base.errors import UserError
 from stepjepa.training.checks import ARGUMENT_REMEDIES, REMEDIES, check_arguments
 from tiny import make_model
+
+ROWS = [{"prompt": f"{number}?", "completion": f"{number}!"} for number in range(7)]
 
 # TRL sets a field that transformers has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
@@ -60,6 +65,25 @@ def test_unknown_arguments_are_answered_by_what_to_pass(argument: str, remedy: s
         JepaTrainer(make_model("llama"), arguments, **{argument: 1})  # type: ignore[arg-type]
 
 
+def test_none_is_the_default_of_every_argument_of_other_trainers(tmp_path: Path) -> None:
+    """TRL's scripts pass ``peft_config=get_peft_config(...)``, which is None for full training; it was refused."""
+    nothing: Any = {**dict.fromkeys(ARGUMENT_REMEDIES), "optimizers": None, "callbacks": None, "eval_dataset": None}
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_steps=1, save_strategy="no")
+    trainer = JepaTrainer("preset:tiny", arguments, train_dataset=ROWS, **nothing)
+    trainer.train()
+    assert type(trainer.optimizer.optimizer).__name__ == "AdamW"
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "got"), [((None,), "1 values"), (SGD([Parameter(torch.zeros(2))]), "SGD"), ("adamw", "str")]
+)
+def test_what_is_no_pair_of_optimizer_and_schedule_is_named(optimizers: Any, got: str, tmp_path: Path) -> None:
+    """An optimizer by itself was a TypeError of Python, one of one value an error of unpacking."""
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    with pytest.raises(TypeError, match=rf"^optimizers: expected \(optimizer, schedule\), .*, got {got}$"):
+        JepaTrainer("preset:tiny", arguments, train_dataset=ROWS, optimizers=optimizers)
+
+
 def test_every_argument_of_other_trainers_is_known_or_has_a_remedy() -> None:
     trl = pytest.importorskip("trl")
     known = {*inspect.signature(JepaTrainer.__init__).parameters, *ARGUMENT_REMEDIES, "kwargs"}
@@ -69,10 +93,9 @@ def test_every_argument_of_other_trainers_is_known_or_has_a_remedy() -> None:
 
 def test_a_run_with_the_arguments_of_trl_is_described_in_its_file(tmp_path: Path, tiny_tokenizer: Any) -> None:
     """No run.yaml was written, for a token that is no setting; TRL's own defaults would not have been in it."""
-    rows = [{"prompt": f"{number}?", "completion": f"{number}!"} for number in range(7)]
     config = sft_config(tmp_path / "run", max_steps=1, save_strategy="no")
     model = make_model("llama", vocab_size=len(tiny_tokenizer))
-    JepaTrainer(model, config, train_dataset=rows, processing_class=tiny_tokenizer).train()
+    JepaTrainer(model, config, train_dataset=ROWS, processing_class=tiny_tokenizer).train()
     written = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
     assert config.gradient_checkpointing and written["gradient_checkpointing"]
     assert {"eos_token", "pad_token", "dataset_text_field"}.isdisjoint(written)

@@ -29,7 +29,7 @@ from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tok
 from stepjepa.batch.flat_record import flattened
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config.jepa import JepaConfig, affecting
-from stepjepa.data.records import Data, Record, Views, as_records
+from stepjepa.data.records import Data, Record, Views, as_records, check_is_collection
 from stepjepa.data.sources import each_record_of_data
 from stepjepa.data.summarising import Summariser
 from stepjepa.views.layouts import LAYOUTS
@@ -95,6 +95,8 @@ class _Records(Iterable[Record]):
     """
 
     def __init__(self, data: Data, views: Views | None, what: str) -> None:
+        if not isinstance(data, str | os.PathLike):
+            check_is_collection(data, what)
         self._rows, self.what, self.latest = _rereadable(data), what, Summariser()
         if views is not None:
             self._rows = Spooled(replace(record, views=tuple(views(record))) for record in as_records(self._rows))
@@ -140,6 +142,8 @@ def check_usable(record_tokenizer: RecordTokenizer, path: str) -> None:
         path: the name of their file.
     """
     counts, config = record_tokenizer.counts, record_tokenizer.config
+    if not counts["records"] and not counts["skipped"]:
+        raise UserError("holds no records; add at least one", path=path)
     if not counts["records"]:
         fault = f"none of the {counts['skipped']} records can be trained on; check `max_length`"
         raise UserError(fault, path=path)

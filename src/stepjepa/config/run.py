@@ -204,6 +204,8 @@ class RunConfig:
             value = getattr(self, name)
             names = value if isinstance(value, list | tuple) and name == "dataset" else [value]
             if not all(isinstance(item, str | None) for item in names):
+                if name == "eval_file" and isinstance(value, float):
+                    raise UserError(f"eval_file: expected a name, got {value}; a share is `data_file` and `eval_split`")
                 kind = type(value).__name__
                 raise UserError(
                     f"{name}: expected a name, got an object ({kind}); pass it as run(config, {argument}=...)"

@@ -95,6 +95,7 @@ def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> It
     Raises:
         UserError: a value is no record; its position, from 1, is the line in the message.
     """
+    check_is_collection(values)
     _check_columns(values)
     narrow = narrow_columns(values)
     # A table has a field of one row's objects in those of all rows; in a list of dicts a null is the user's own.
@@ -117,6 +118,26 @@ def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> It
         if (fault := json_fault(record.messages)) is not None:
             raise UserError(fault, path=record.path, line=position)
         yield record
+
+
+def check_is_collection(values: object, what: str | None = None) -> None:
+    """Raise UserError for what can't hold records, such as a number or a function.
+
+    Args:
+        values: what was passed as records.
+        what: their name in the message.
+    """
+    try:
+        if not isinstance(values, str | bytes):
+            iter(values)  # type: ignore[call-overload]  # whether it works is the question
+            return
+    except TypeError:
+        pass
+    got = str(values) if values is None or isinstance(values, int | float) else f"an object ({type(values).__name__})"
+    remedy = "pass a list of dicts or a datasets.Dataset"
+    if isinstance(values, float) and 0 < values < 1:
+        remedy = f"a share is data_file and eval_split of RunConfig, or a part of dataset.train_test_split({got})"
+    raise UserError(f"expected records, got {got}; {remedy}", path=what)
 
 
 def _check_columns(table: Any) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection
 from functools import wraps
 from types import NoneType
-from typing import ParamSpec, cast
+from typing import Any, ParamSpec, cast
 
 import numpy as np
 import torch
@@ -101,7 +101,10 @@ ARGUMENT_REMEDIES = {
     "optimizer_cls_and_kwargs": "pass optimizers=(optimizer, schedule)",
     "quantization_config": "pass the model of from_pretrained(..., quantization_config=...)",
 }
-"""Argument of ``Trainer`` or of TRL's ``SFTTrainer`` that ``JepaTrainer`` does not have -> what to do instead."""
+"""Argument of ``Trainer`` or of TRL's ``SFTTrainer`` that ``JepaTrainer`` does not have -> what to do instead.
+
+``None``, the default that all of them have there, is accepted.
+"""
 
 
 def naming_remedies(init: Callable[P, None]) -> Callable[P, None]:
@@ -110,6 +113,8 @@ def naming_remedies(init: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(init)
     def checked(*arguments: P.args, **values: P.kwargs) -> None:
+        for name in [name for name in ARGUMENT_REMEDIES if name in values and values[name] is None]:
+            del values[name]
         if unknown := [name for name in values if name not in known]:
             raise TypeError(f"JepaTrainer has no argument '{unknown[0]}'; {_remedy(unknown[0], known)}")
         init(*arguments, **values)
@@ -140,6 +145,16 @@ def check_objects(model: object, args: object, jepa: object) -> None:
     ):
         if not isinstance(value, kinds):
             raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
+
+
+def optimizer_and_schedule(optimizers: object) -> tuple[Any, Any]:
+    """Return an optimizer and its schedule, None for each that Trainer makes; ``TypeError`` for no such pair."""
+    if optimizers is None:
+        return None, None
+    if isinstance(optimizers, tuple | list) and len(optimizers) == 2:
+        return optimizers[0], optimizers[1]
+    got = f"{len(optimizers)} values" if isinstance(optimizers, tuple | list) else type(optimizers).__name__
+    raise TypeError(f"optimizers: expected (optimizer, schedule), each of which may be None, got {got}")
 
 
 def check_subclass_fields(args: TrainingArguments) -> None:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
+from transformers import Trainer
 from transformers.trainer_utils import IntervalStrategy, speed_metrics
 
 from stepjepa.base.errors import shown
 from stepjepa.base.similar_names import did_you_mean
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.dataset import Prepared, StepSampler
+from stepjepa.batch.dataset import Prepared, StepSampler, TokenizedDataset
 from stepjepa.batch.micro_batch import Batch
+from stepjepa.batch.prepare import prepare
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.records import Data, Views
 from stepjepa.models.architecture import evaluating
 from stepjepa.objectives.monitors import MONITORS, PAIR_SUMS, MetricWindow
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
 from stepjepa.store.metric_names import UNNAMED, named_metric
+from stepjepa.training.held_out_sets import EvalData, named_sets
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, TrainingArguments
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerControl, TrainingArguments
 
 # Metrics that Trainer adds to every evaluation.
 _ADDED = ("epoch", "runtime", "samples_per_second")
@@ -133,10 +138,10 @@ def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, fl
         # Schedule-free optimizers have other weights for evaluation; the next training step switches back.
         switch()
     with evaluating(model):
-        for batch in _micro_batches(trainer, prepared):
+        for batch in micro_batches(trainer, prepared):
             # The Trainer wraps the model for mixed precision when training begins, which may be later.
             with trainer.accelerator.autocast():
-                losses = jepa_loss(model, batch.to(trainer.args.device), objective, context=context)
+                losses = jepa_loss(model, batch, objective, context=context)
             for name, count in objective.counts([batch]).items():
                 counts[name] += count
             window.add(**losses.sums, records=batch.num_records)
@@ -152,21 +157,32 @@ def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, fl
     return metrics, int(sums["records"])
 
 
-def _micro_batches(trainer: MeasuringTrainer, prepared: Prepared) -> Iterable[Batch]:
-    """Return the micro-batches of this process.
+class _DeviceLoader(DataLoader[Any]):
+    """Yields micro-batches on a device."""
+
+    device: torch.device
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # the base class has an iterator of its own
+        return (batch.to(self.device) for batch in super().__iter__())
+
+
+def micro_batches(trainer: MeasuringTrainer, prepared: Prepared) -> DataLoader[Any]:
+    """Return the micro-batches of this process, on its device.
 
     Every process has the same number of them, some without records if need be, since FSDP waits for all processes.
     """
     size, rank = trainer.args.per_device_eval_batch_size, trainer.accelerator.process_index
     together = size * trainer.accelerator.num_processes
     keys = list(StepSampler(prepared.dataset.lengths, together, strategy="sequential", multiple=together))
-    return DataLoader(
+    loader = _DeviceLoader(
         prepared.dataset,
         batch_sampler=[keys[start : start + size] for start in range(rank * size, len(keys), together)],
         collate_fn=trainer.data_collator,
         num_workers=trainer.args.dataloader_num_workers,
         pin_memory=trainer.args.dataloader_pin_memory,
     )
+    loader.device = trainer.args.device
+    return loader
 
 
 def score_answers(trainer: MeasuringTrainer) -> dict[str, float]:
@@ -188,3 +204,136 @@ def score_retrieval(trainer: MeasuringTrainer) -> dict[str, float]:
     with trainer.accelerator.autocast():
         metrics = trainer.retrieval_scores(trainer.args.per_device_eval_batch_size)
     return {f"retrieval_{name}": value for name, value in metrics.items()}
+
+
+# -- the trainer -------------------------------------------------------------------------------------------------------
+
+
+class EvaluatingTrainer(Trainer):
+    """Measures losses, monitors and scores on held-out records, whose micro-batches it also gives.
+
+    A subclass sets the attributes, and has ``context`` and ``total`` of :class:`MeasuringTrainer`.
+
+    Attributes:
+        jepa: mode and layout that records are tokenised for.
+        objective: the terms that are measured.
+        prepared: the training records as tokens; None without.
+        held_out: the held-out records as tokens, by the names of their sets.
+        evaluated: metrics of the evaluations since training began, by their steps.
+        answer_scores: lets the model answer; None for no scores.
+        retrieval_scores: ranks the targets of held-out records; None for no scores.
+    """
+
+    jepa: JepaConfig
+    objective: Objective
+    prepared: Prepared | None
+    held_out: dict[str, Prepared]
+    evaluated: dict[int, dict[str, float]]
+    answer_scores: Callable[[PreTrainedModel, int, int], dict[str, float]] | None
+    retrieval_scores: Callable[[int], dict[str, float]] | None
+
+    _views: Views | None = None  # gives the pairs of views of a record, instead of the mode
+
+    # -- records as tokens ---------------------------------------------------------------------------------------------
+
+    def _prepare(self, data: Data | Prepared, tokenizer: PreTrainedTokenizerBase, what: str) -> Prepared:
+        if isinstance(data, Prepared):
+            return data
+        return prepare(data, tokenizer, self.jepa, what=what, views=self._views, cache_dir=False)
+
+    def _prepare_held_out(self, data: EvalData | None, tokenizer: PreTrainedTokenizerBase) -> dict[str, Prepared]:
+        """Tokenise held-out records, and return them by the names of their sets."""
+        sets = named_sets(data)
+        check_set_names(sets, self.objective)
+        return {
+            name: self._prepare(records, tokenizer, f"evaluation data {name}".rstrip())
+            for name, records in sets.items()
+        }
+
+    def _eval_datasets(self) -> TokenizedDataset | dict[str, TokenizedDataset] | None:
+        """Return the held-out records as Trainer has them."""
+        datasets = {name: prepared.dataset for name, prepared in self.held_out.items()}
+        return datasets.get(UNNAMED, datasets or None)
+
+    def _sets_of(self, data: Any) -> dict[str, Prepared]:
+        """Return the sets that an evaluation was passed, by name; None, and the own data, for those of the constructor.
+
+        ``data`` may also be the name of one of several sets, or one of the data sets that this trainer has as tokens.
+        """
+        if data is None or data is self.eval_dataset:
+            return self.held_out
+        if isinstance(data, str) and data in self.held_out:
+            return {UNNAMED: self.held_out[data]}
+        own = [
+            prepared for prepared in (self.prepared, *self.held_out.values()) if prepared and prepared.dataset is data
+        ]
+        return {UNNAMED: own[0]} if own else self._prepare_held_out(data, self.processing_class)
+
+    # -- measuring -----------------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        eval_dataset: EvalData | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Measure losses and monitors on held-out records, and scores of answers and retrieval if configured.
+
+        Args:
+            eval_dataset: other records than those of the constructor, or the name of one of its sets; without scores of
+                answers and retrieval.
+            ignore_keys: not used; Trainer passes it.
+            metric_key_prefix: put in front of the names of metrics, and of the name of each of several sets.
+
+        Returns:
+            Metrics by name, which are also logged.
+
+        Raises:
+            ValueError: there are no records.
+        """
+        self._memory_tracker.start()
+        sets = self._sets_of(eval_dataset)
+        is_own = sets is self.held_out
+        if not sets:
+            raise ValueError("evaluate: expected an eval_dataset, got none; pass one here or to JepaTrainer")
+        of_all: dict[str, float] = {}
+        for number, (name, prepared) in enumerate(sets.items()):
+            start = time.time()
+            metrics = evaluate_set(self, name, prepared, metric_key_prefix, with_scores=is_own and number == 0)
+            self.meter.pause(time.time() - start)
+            self.log(metrics)
+            self.control: TrainerControl = self.callback_handler.on_evaluate(
+                self.args, self.state, self.control, metrics
+            )
+            # Now, since callbacks may add metrics.
+            of_all |= metrics
+        if is_own and metric_key_prefix == "eval":
+            self.evaluated[self.state.global_step] = of_all
+        self._memory_tracker.stop_and_update_metrics(of_all)
+        return of_all
+
+    def get_eval_dataloader(self, eval_dataset: EvalData | None = None) -> DataLoader[Any]:
+        """Return the micro-batches that :meth:`evaluate` measures, on the device, for ``compute_loss``.
+
+        Args:
+            eval_dataset: as for :meth:`evaluate`, but one set; None for that of the constructor.
+
+        Raises:
+            ValueError: there are no records, or several sets of them.
+        """
+        return self._loader("get_eval_dataloader", self._sets_of(eval_dataset))
+
+    def get_test_dataloader(self, test_dataset: EvalData) -> DataLoader[Any]:
+        """Return the micro-batches of other records, as :meth:`get_eval_dataloader` does."""
+        return self._loader("get_test_dataloader", {} if test_dataset is None else self._sets_of(test_dataset))
+
+    def _loader(self, method: str, sets: dict[str, Prepared]) -> DataLoader[Any]:
+        """Return the micro-batches of the only set; ``method`` is named in the error for none or several."""
+        if len(sets) != 1:
+            got = (
+                f"the sets {', '.join(sets)}; pass one of them"
+                if sets
+                else "none; pass a list of dicts or a file's name"
+            )
+            raise ValueError(f"{method}: expected one set of records, got {got}")
+        return micro_batches(self, *sets.values())

@@ -29,11 +29,13 @@ class MeterState(TypedDict):
 
 
 class MeterInterface(Protocol):
-    """The part of ``meter.Meter`` that checkpoints use: number of tokens, state of the open line of logs."""
+    """The part of ``meter.Meter`` that checkpoints and evaluations use: tokens, time, state of the open log line."""
 
     num_tokens: float
 
     def pending_tokens(self) -> float: ...
+
+    def pause(self, seconds: float) -> None: ...
 
     def state(self) -> MeterState: ...
 

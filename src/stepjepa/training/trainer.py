@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -16,9 +15,8 @@ from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 
-from stepjepa.batch.dataset import Prepared, StepSampler, TokenizedDataset
+from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.prepare import prepare
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import GroupBy
 from stepjepa.data.records import Data, Views
@@ -28,15 +26,14 @@ from stepjepa.models.weights import autocast_dtype
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
-from stepjepa.store.metric_names import UNNAMED
 from stepjepa.training import checks
 from stepjepa.training.callbacks import BarCallback, EmaCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.checkpoints import CheckpointingTrainer
 from stepjepa.training.description import describe
 from stepjepa.training.exhausted_memory import naming_longest_record
 from stepjepa.training.flops import FlopModel, recomputation
-from stepjepa.training.held_out import check_best_metric, check_set_names, evaluate_set
-from stepjepa.training.held_out_sets import EvalData, named_sets
+from stepjepa.training.held_out import EvaluatingTrainer, check_best_metric
+from stepjepa.training.held_out_sets import EvalData
 from stepjepa.training.kernels import without_cudnn_attention
 from stepjepa.training.meter import Meter
 from stepjepa.training.named import load_named
@@ -51,12 +48,12 @@ from stepjepa.training.resuming import ResumeCallback
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 Sums = dict[str, float]  # by the names of terms
 
 
-class JepaTrainer(RefusedMethods, CheckpointingTrainer):
+class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
     """transformers' Trainer with the loss ``gamma * LM loss + lbd * alignment loss``, and any other terms.
 
     Args:
@@ -108,7 +105,7 @@ class JepaTrainer(RefusedMethods, CheckpointingTrainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         views: Views | None = None,
         callbacks: Sequence[TrainerCallback] | None = None,
-        optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
+        optimizers: tuple[Optimizer | None, LRScheduler | None] | None = (None, None),
         objective: Objective | None = None,
         answer_scores: Callable[[PreTrainedModel, int, int], dict[str, float]] | None = None,
         retrieval_scores: Callable[[Jepa, int], dict[str, float]] | None = None,
@@ -118,7 +115,7 @@ class JepaTrainer(RefusedMethods, CheckpointingTrainer):
         check_transformers()
         checks.check_objects(model, args, jepa)
         self.jepa = jepa or JepaConfig()
-        callbacks = [*(callbacks or ())]
+        callbacks, optimizers = [*(callbacks or ())], checks.optimizer_and_schedule(optimizers)
         # Recorded before names are replaced by what is loaded.
         self.passed = PassedNames.of(
             model,
@@ -178,20 +175,6 @@ class JepaTrainer(RefusedMethods, CheckpointingTrainer):
         self.held_out = self._prepare_held_out(eval_data, tokenizer)
         checks.check_positions(self.bound.collator, self.prepared, *self.held_out.values())
 
-    def _prepare_held_out(self, data: EvalData | None, tokenizer: PreTrainedTokenizerBase) -> dict[str, Prepared]:
-        """Tokenise held-out records, and return them by the names of their sets."""
-        sets = named_sets(data)
-        check_set_names(sets, self.objective)
-        return {
-            name: self._prepare(records, tokenizer, f"evaluation data {name}".rstrip())
-            for name, records in sets.items()
-        }
-
-    def _eval_datasets(self) -> TokenizedDataset | dict[str, TokenizedDataset] | None:
-        """Return the held-out records as Trainer has them."""
-        datasets = {name: prepared.dataset for name, prepared in self.held_out.items()}
-        return datasets.get(UNNAMED, datasets or None)
-
     def _bind(
         self,
         model: PreTrainedModel | nn.Module,
@@ -233,11 +216,6 @@ class JepaTrainer(RefusedMethods, CheckpointingTrainer):
             self.add_callback(BarCallback())
         self.guard = NonfiniteGuard(self)
         self.add_callback(self.guard)
-
-    def _prepare(self, data: Data | Prepared, tokenizer: PreTrainedTokenizerBase, what: str) -> Prepared:
-        if isinstance(data, Prepared):
-            return data
-        return prepare(data, tokenizer, self.jepa, what=what, views=self._views, cache_dir=False)
 
     def _get_train_sampler(self, train_dataset: object = None) -> StepSampler:
         """Return the sampler of the plan; private, since no public hook takes a sampler."""
@@ -407,43 +385,3 @@ class JepaTrainer(RefusedMethods, CheckpointingTrainer):
             # Changed in place, since ``train`` returns this dictionary.
             logs["train_loss"] = self.resume.mean_loss()
         super().log(logs, start_time)
-
-    def evaluate(
-        self,
-        eval_dataset: EvalData | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
-        """Measure losses and monitors on held-out records, and scores of answers and retrieval if configured.
-
-        Args:
-            eval_dataset: other records than those of the constructor, without scores of answers and retrieval.
-            ignore_keys: not used; Trainer passes it.
-            metric_key_prefix: put in front of the names of metrics, and of the name of each of several sets.
-
-        Returns:
-            Metrics by name, which are also logged.
-
-        Raises:
-            ValueError: there are no records.
-        """
-        self._memory_tracker.start()
-        is_own = eval_dataset is None or eval_dataset is self.eval_dataset
-        sets = self.held_out if is_own else self._prepare_held_out(eval_dataset, self.processing_class)
-        if not sets:
-            raise ValueError("evaluate: expected an eval_dataset, got none; pass one here or to JepaTrainer")
-        of_all: dict[str, float] = {}
-        for number, (name, prepared) in enumerate(sets.items()):
-            start = time.time()
-            metrics = evaluate_set(self, name, prepared, metric_key_prefix, with_scores=is_own and number == 0)
-            self.meter.pause(time.time() - start)
-            self.log(metrics)
-            self.control: TrainerControl = self.callback_handler.on_evaluate(
-                self.args, self.state, self.control, metrics
-            )
-            # Now, since callbacks may add metrics.
-            of_all |= metrics
-        if is_own and metric_key_prefix == "eval":
-            self.evaluated[self.state.global_step] = of_all
-        self._memory_tracker.stop_and_update_metrics(of_all)
-        return of_all

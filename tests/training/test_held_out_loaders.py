@@ -1,0 +1,99 @@
+"""Held-out records that a ``JepaTrainer`` is passed: the same for ``evaluate`` and for loaders of micro-batches."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from stepjepa import JepaConfig, JepaTrainer
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_jsonl
+
+ROWS = [{"messages": list(record.messages)} for record in tiny.records() * 2]
+HELD_OUT = ROWS[:5]
+
+
+def make_trainer(folder: Path, tokenizer: Any, held_out: Any = HELD_OUT) -> JepaTrainer:
+    return JepaTrainer(
+        tiny.make_model("llama", seed=3),
+        tiny.arguments(folder, per_device_eval_batch_size=3),
+        JepaConfig(mode="step-jepa"),
+        train_dataset=ROWS,
+        eval_dataset=held_out,
+        processing_class=copy.deepcopy(tokenizer),
+    )
+
+
+def loss_of(trainer: JepaTrainer, loader: Any) -> float:
+    """The LM loss over all micro-batches of a loader."""
+    total, count = 0.0, 0
+    for batch in loader:
+        assert batch.input_ids.device == trainer.args.device
+        losses = trainer.compute_loss(trainer.model, batch, return_outputs=True)[1]
+        total, count = total + float(losses.sums["lm_loss"].detach()), count + len(batch.label_ids)
+    return total / count
+
+
+def test_loaders_take_what_evaluate_takes(trained_tokenizer: Any, tmp_path: Path) -> None:
+    """A list of rows ended in an AttributeError, records as tokens in a TypeError."""
+    trainer = make_trainer(tmp_path / "run", trained_tokenizer)
+    write_jsonl(tmp_path / "rows.jsonl", HELD_OUT)
+    wanted = trainer.evaluate()["eval_lm_loss"]
+    forms: list[Any] = [None, HELD_OUT, tmp_path / "rows.jsonl", {"some": HELD_OUT}]
+    forms += [trainer.eval_dataset, trainer.held_out, *trainer.held_out.values()]
+    for form in forms:
+        found = trainer.evaluate(form)
+        assert found.get("eval_lm_loss", found.get("eval_some_lm_loss")) == pytest.approx(wanted)
+        loader = trainer.get_eval_dataloader(form)
+        assert (len(loader), trainer.num_examples(loader)) == (2, 5)
+        assert loss_of(trainer, loader) == pytest.approx(wanted)
+        if form is not None:
+            assert loss_of(trainer, trainer.get_test_dataloader(form)) == pytest.approx(wanted)
+    # Data that the trainer has as tokens were refused as wrong records.
+    assert trainer.evaluate(trainer.train_dataset)["eval_lm_loss"] == pytest.approx(
+        loss_of(trainer, trainer.get_eval_dataloader(ROWS))
+    )
+
+
+def test_one_of_several_sets_is_named(trained_tokenizer: Any, tmp_path: Path) -> None:
+    """``evaluate`` asked the hub for a data set of that name; a loader of all sets was a KeyError."""
+    trainer = make_trainer(tmp_path, trained_tokenizer, {"easy": ROWS[:2], "hard": ROWS[2:5]})
+    wanted = trainer.evaluate()["eval_hard_lm_loss"]
+    assert trainer.evaluate("hard")["eval_lm_loss"] == pytest.approx(wanted)
+    assert trainer.evaluate(trainer.eval_dataset["hard"])["eval_lm_loss"] == pytest.approx(wanted)
+    assert loss_of(trainer, trainer.get_eval_dataloader("hard")) == pytest.approx(wanted)
+    with pytest.raises(ValueError, match="expected one set of records, got the sets easy, hard; pass one"):
+        trainer.get_eval_dataloader()
+
+
+def test_loaders_without_records_say_what_to_pass(trained_tokenizer: Any, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, trained_tokenizer, None)
+    with pytest.raises(ValueError, match="get_eval_dataloader: expected one set of records, got none; pass a list"):
+        trainer.get_eval_dataloader()
+    with pytest.raises(ValueError, match="get_test_dataloader: expected one set of records, got none; pass a list"):
+        trainer.get_test_dataloader(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("held_out", "words"),
+    [
+        (
+            0.1,
+            r"evaluation data: expected records, got 0\.1; a share is data_file and eval_split of RunConfig, or a part",
+        ),
+        ({"easy": ROWS, "hard": None}, r"evaluation data hard: expected records, got None; pass a list of dicts"),
+        (7, r"evaluation data: expected records, got 7; pass a list of dicts"),
+        (print, r"evaluation data: expected records, got an object \(builtin_function_or_method\); pass a list"),
+        ([], r"evaluation data: holds no records; add at least one"),
+    ],
+)
+def test_what_is_no_collection_of_records_is_named(
+    held_out: Any, words: str, trained_tokenizer: Any, tmp_path: Path
+) -> None:
+    """They were TypeErrors of Python, such as ``'float' object is not iterable``."""
+    with pytest.raises(UserError, match=f"^{words}"):
+        make_trainer(tmp_path, trained_tokenizer, held_out)
