@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transformers
-from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.base.errors import UserError, unexpected, unexpected_as_user_errors
@@ -332,9 +331,6 @@ def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> dict[s
 
     request = Interruptions(announce_stop)
     trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
-    for board in trainer.callback_handler.callbacks:
-        if isinstance(board, TensorBoardCallback):
-            board.logging_dir = board.logging_dir or str(folder / "tensorboard")
     try:
         with request:
             return dict(trainer.train_steps(checkpoint).metrics)

@@ -2,6 +2,7 @@
 
 run.json         the run record, see ``record.RunRecord``
 metrics.jsonl    one line per log line
+tensorboard/     the same for TensorBoard, where it is a tracker of the run
 checkpoint-N/    transformers' checkpoints
 model.safetensors or adapter_model.safetensors, tokenizer ... the trained model
 """
@@ -25,6 +26,9 @@ METRICS_FILE = "metrics.jsonl"
 CARD_FILE = "README.md"
 PROMPTS_FILE = "trained_prompts.json"
 """File of the sorted hashes of the training prompts; see ``store.prompts``."""
+
+BOARD_FOLDER = "tensorboard"
+"""Folder of TensorBoard's files."""
 
 CHECKSUMS_FILE = "checksums.json"
 """File in a checkpoint or run folder: SHA-256 of each file that was saved with it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from tqdm.auto import tqdm
+from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ProgressCallback, TrainerCallback
 
 from stepjepa.base.errors import UserError
@@ -26,7 +28,7 @@ from stepjepa.models.ema import EmaEncoder
 from stepjepa.models.weights import all_finite
 from stepjepa.objectives.monitors import REMEDIES, collapse
 from stepjepa.objectives.term import TERMS
-from stepjepa.store.folder import METRICS_FILE
+from stepjepa.store.folder import BOARD_FOLDER, METRICS_FILE
 from stepjepa.training.interface import TrainerInterface
 from stepjepa.training.recording import Recorder
 from stepjepa.training.saving import resume_hint
@@ -50,6 +52,20 @@ class EmaCallback(TrainerCallback):
     ) -> None:
         """Add the weights of the model that is trained to their average."""
         self._ema.update(self._model)
+
+
+def place_tensorboard(callbacks: Iterable[TrainerCallback], folder: Path) -> None:
+    """Have TensorBoard's files written into a run folder, unless ``TENSORBOARD_LOGGING_DIR`` names another place.
+
+    Trainer would make a folder named after the time, which a resumed run would not continue in.
+
+    Args:
+        callbacks: all callbacks of a trainer.
+        folder: the run folder.
+    """
+    for callback in callbacks:
+        if isinstance(callback, TensorBoardCallback):
+            callback.logging_dir = callback.logging_dir or str(folder / BOARD_FOLDER)
 
 
 class StopCallback(TrainerCallback):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ from stepjepa.base.terminal import spelled
 from stepjepa.batch.dataset import Prepared
 from stepjepa.config.run import RunConfig
 from stepjepa.models.fingerprint import weights_fingerprint
-from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, checkpoint_fault, checkpoints, open_run_folder
+from stepjepa.store.folder import BOARD_FOLDER, CONFIG_FILE, RUN_FILE, checkpoint_fault, checkpoints, open_run_folder
 from stepjepa.store.hub import write_card
 from stepjepa.store.metric_names import UNNAMED, named_metric
 from stepjepa.store.prompts import write_trained_prompts
@@ -140,6 +139,7 @@ class Recorder(TrainerCallback):
         started, first = time.time(), self.record is None
         path = self.folder / RUN_FILE
         before = path.read_bytes() if path.is_file() else None
+        boards = self._board_files()
         now = self._describe()
         settings = launch_settings(now) | self._passed_optimizer()
         now = replace(now, launches=[Launch(settings=settings, versions=now.versions, machine=now.machine)])
@@ -157,7 +157,7 @@ class Recorder(TrainerCallback):
             self._write(replace(self.record or now, status="interrupted"))
             raise
         except Exception as error:
-            self._record_failure(error, before)
+            self._record_failure(error, before, boards)
             raise
 
     def _describe(self) -> RunRecord:
@@ -304,8 +304,15 @@ class Recorder(TrainerCallback):
         is_loaded = self._trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None
         return state.best_global_step if is_loaded else None
 
-    def _record_failure(self, error: Exception, before: bytes | None) -> None:
-        """Record that the run failed; if this launch took no step, restore ``before``, the earlier run.json."""
+    def _board_files(self) -> set[Path]:
+        """Return the files of TensorBoard in the run folder."""
+        return {*(self.folder / BOARD_FOLDER).glob("*")}
+
+    def _record_failure(self, error: Exception, before: bytes | None, boards: set[Path]) -> None:
+        """Record that the run failed; if this launch took no step, restore ``before``, the earlier run.json.
+
+        ``boards`` are the files of TensorBoard that were there before, of an evaluation, or the user's own.
+        """
         trainer, folder = self._trainer, self.folder
         for callback in trainer.callback_handler.callbacks:
             # TensorBoard's writer thread would write on into a folder that is removed.
@@ -321,7 +328,10 @@ class Recorder(TrainerCallback):
                     with atomic_write(folder / RUN_FILE, "wb") as stream:
                         stream.write(before)
             else:
-                shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+                for file in self._board_files() - boards:
+                    file.unlink(missing_ok=True)
+                if (folder / BOARD_FOLDER).is_dir() and not self._board_files():
+                    (folder / BOARD_FOLDER).rmdir()
                 remove_start(folder)
             if not self.trained and before is None:
                 self.record = None

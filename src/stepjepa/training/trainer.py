@@ -27,7 +27,7 @@ from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.training import checks
-from stepjepa.training.callbacks import BarCallback, EmaCallback, LogCallback, NonfiniteGuard
+from stepjepa.training.callbacks import BarCallback, EmaCallback, LogCallback, NonfiniteGuard, place_tensorboard
 from stepjepa.training.checkpoints import CheckpointingTrainer
 from stepjepa.training.description import describe
 from stepjepa.training.exhausted_memory import naming_longest_record
@@ -352,6 +352,7 @@ class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
     def train_steps(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
         """Train without a record of it; arguments and errors as for :meth:`train`."""
         self.evaluated.clear()
+        place_tensorboard(self.callback_handler.callbacks, self.recorder.folder)
         with without_cudnn_attention(), naming_longest_record(self, self.guard.batches):
             result = super().train(checkpoint, *args, **kwargs)
         self.guard.begin_step()
@@ -384,4 +385,6 @@ class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
         if "train_loss" in logs:
             # Changed in place, since ``train`` returns this dictionary.
             logs["train_loss"] = self.resume.mean_loss()
+        # An evaluation may come before any training.
+        place_tensorboard(self.callback_handler.callbacks, self.recorder.folder)
         super().log(logs, start_time)
