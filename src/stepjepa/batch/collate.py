@@ -97,6 +97,11 @@ class Collator:
                     raise ValueError(
                         f"layout '{self.layout}': expected a sequence or more, got none (line {record.line})"
                     )
+                if unread := _pairs_read_once(placed):
+                    raise ValueError(
+                        f"layout '{self.layout}': expected a source and a target readout of each pair, got one of them "
+                        f"for pair {min(unread)} (line {record.line})"
+                    )
                 sequences += _renumbered(placed, sequences)
             else:
                 sequences.append(main_sequence(text))
@@ -177,6 +182,15 @@ def _predictions(tables: Sequence[Ids], paths: Sequence[Numbers]) -> _Prediction
 
 def _joined(parts: Sequence[NDArray[np.integer]]) -> Numbers:
     return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _pairs_read_once(sequences: Sequence[TokenSequence]) -> set[int]:
+    """Return the pairs of which the source or the target alone is read: a distance needs both."""
+    source, target = (
+        {readout.pair for sequence in sequences for readout in sequence.readouts if readout.kind == kind}
+        for kind in ("source", "target")
+    )
+    return source ^ target
 
 
 def _renumbered(sequences: Sequence[TokenSequence], before: Sequence[TokenSequence]) -> Sequence[TokenSequence]:

@@ -23,6 +23,8 @@ from stepjepa.config.run import GroupBy
 from stepjepa.models.architecture import base_model, has_experts
 from stepjepa.models.attention import uses_flex
 from stepjepa.models.probe import leaves_weights_unused
+from stepjepa.objectives.objective import Objective
+from stepjepa.objectives.text import LMLoss
 from stepjepa.views.sequences import SampledRecord
 
 P = ParamSpec("P")
@@ -302,3 +304,41 @@ def check_positions(collator: Collator, *prepared: Prepared | None) -> None:
             # Making all sequences takes long, so only those of records that may be too long are made.
             for number in np.flatnonzero(data.dataset.longest_possible(len(collator.predictors)) > least).tolist():
                 collator.sequences(cast(SampledRecord, data.dataset[number]))
+
+
+def check_layout(collator: Collator, objective: Objective, config: JepaConfig, *prepared: Prepared | None) -> None:
+    """Raise a ``ValueError`` if the layout leaves a term without anything in all records: it would be 0 in every step.
+
+    Args:
+        collator: makes the sequences of a record.
+        objective: the terms; those of weight 0 need nothing.
+        config: of the run.
+        prepared: records as tokens; None for none.
+    """
+    terms = [term for term in objective.terms.values() if term.weight]
+    # Steps without views train the main text, whatever the layout.
+    with_views = config.jepa_ratio == 1 and config.jepa_epochs is None
+    needs_labels = with_views and any(isinstance(term, LMLoss) for term in terms)
+    needs_readouts = config.uses_views and any(term.of_pairs for term in terms)
+    for data in filter(None, prepared):
+        has_labels, has_readouts = not needs_labels, not needs_readouts
+        for number in range(len(data.dataset)):
+            if has_labels and has_readouts:
+                break
+            sample = cast(SampledRecord, data.dataset[number])
+            if not has_labels or sample.record.all_pairs:
+                sequences = collator.sequences(sample)
+                has_labels = has_labels or any(len(sequence.labels) for sequence in sequences)
+                has_readouts = has_readouts or any(sequence.readouts for sequence in sequences)
+        if not (has_labels and has_readouts):
+            raise ValueError(f"layout '{collator.layout}': {_NO_READOUTS if has_labels else _NO_LABELS}")
+
+
+_NO_LABELS = (
+    "no record has a label, so the LM loss would be 0 in every step; give a sequence labels, as main_sequence(record) "
+    "does, or train without it (`gamma 0`)"
+)
+_NO_READOUTS = (
+    "no record has a readout, so the loss of its pairs would be 0 in every step; give sequences "
+    "readouts=(Readout(...), ...), or train in mode `regular`"
+)

@@ -174,6 +174,7 @@ class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
         self.source = self.prepared.source if self.prepared else "<memory>"  # the name of its file in errors
         self.held_out = self._prepare_held_out(eval_data, tokenizer)
         checks.check_positions(self.bound.collator, self.prepared, *self.held_out.values())
+        checks.check_layout(self.bound.collator, self.objective, self.jepa, self.prepared, *self.held_out.values())
 
     def _bind(
         self,
