@@ -25,7 +25,14 @@ GROUPS = {
 """Heading -> packages of the names that stand under it."""
 
 INHERITED = {
-    "JepaTrainer": ("evaluate", "get_eval_dataloader", "get_test_dataloader", "save_model", "init_hf_repo"),
+    "JepaTrainer": (
+        "evaluate",
+        "get_eval_dataloader",
+        "get_test_dataloader",
+        "save_model",
+        "create_model_card",
+        "init_hf_repo",
+    ),
 }
 """Class -> methods of a base class of the package that are described with it."""
 

@@ -60,9 +60,28 @@ def write_card(folder: Path, *, name: str | None = None, run: RunRecord | None =
     the card.
     """
     path = folder / CARD_FILE
-    if path.is_file() and not any(mark in path.read_text(encoding="utf-8", errors="replace") for mark in MARKS):
+    if path.is_file() and not is_generated(path.read_text(encoding="utf-8", errors="replace")):
         return
-    run, name = run or record_of(folder) or RunRecord(model=folder.name), name or folder.absolute().name
+    run = run or record_of(folder) or RunRecord(model=folder.name)
+    with atomic_write(path) as stream:
+        stream.write(card_of_run(folder, run, name=name))
+
+
+def is_generated(card: str) -> bool:
+    """Return whether a card is one of :func:`write_card`, which it may replace."""
+    return any(mark in card for mark in MARKS)
+
+
+def card_of_run(folder: Path, run: RunRecord, *, name: str | None = None, title: str | None = None) -> str:
+    """Return the card of a model: what the run says of it, and the lines that load it.
+
+    Args:
+        folder: the model's folder.
+        run: the record of its run.
+        name: by which it is loaded; None for the folder's name.
+        title: of the card; None for ``name``.
+    """
+    name = name or folder.absolute().name
     mode, base = _plain((run.jepa or {}).get("mode", "regular")), base_on_hub(run)
     adapter = (folder / "adapter_config.json").is_file()
     head = ModelCardData(
@@ -70,20 +89,18 @@ def write_card(folder: Path, *, name: str | None = None, run: RunRecord | None =
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["stepjepa", *([] if mode == "regular" else ["jepa", mode])],
-        model_name=_plain(name),
+        model_name=_plain(title or name),
     )
-    text = _CARD.format(
+    return _CARD.format(
         head=head,
         mark=MARK,
-        name=_plain(name),
+        name=_plain(title or name),
         origin=base or _plain(Path(str(run.model)).name),
         mode=mode,
         library=head.library_name,
         loader="AutoPeftModelForCausalLM" if adapter else "AutoModelForCausalLM",
         quoted=repr(name),
     )
-    with atomic_write(path) as stream:
-        stream.write(text)
 
 
 def base_on_hub(run: RunRecord) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from transformers import Trainer
 from stepjepa.store.folder import save_atomically
 from stepjepa.store.hub import creating_repository
 from stepjepa.training import saving
+from stepjepa.training.draft_card import draft_card
 
 if TYPE_CHECKING:
     from stepjepa.training.interface import AveragedWeights, MeterInterface, OpenLogLine, WeightGuard
@@ -52,6 +54,28 @@ class CheckpointingTrainer(Trainer):
         """Upload as Trainer does; raise ``UserError`` where the hub can't be reached."""
         with creating_repository(self.args.hub_model_id or Path(str(self.args.output_dir)).name):
             super().init_hf_repo(token=token, private=private)
+
+    def create_model_card(self, *args: Any, dataset_name: str | None = None, **kwargs: Any) -> None:
+        """Write Trainer's draft of a model card into the run folder, joined with what a run's own card says.
+
+        It replaces the card of a run and an earlier draft, and keeps their metadata. A card that somebody wrote keeps
+        its text, and gets the metadata that are named here.
+
+        Args:
+            args: as in Trainer.
+            dataset_name: as in TRL, the data set's id on the hub.
+            kwargs: as in Trainer, such as ``license`` and ``tags``.
+
+        Raises:
+            UserError: the metadata of the card in the folder can't be read.
+        """
+        if not self.is_world_process_zero():
+            return
+        given = inspect.signature(Trainer.create_model_card).bind(self, *args, **kwargs).arguments
+        del given["self"]
+        if dataset_name is not None:
+            given = {"dataset_tags": dataset_name, "dataset": dataset_name, **given}
+        draft_card(self, {name: value for name, value in given.items() if value is not None})
 
     def _get_output_dir(self, trial: object) -> str:
         """Return the folder that a checkpoint is written to, before it gets its final name."""

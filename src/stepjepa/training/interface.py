@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stepjepa.batch.dataset import Prepared
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.monitors import WindowState
 from stepjepa.training.passed_names import PassedNames
 
@@ -79,6 +80,13 @@ class SavingTrainer(Protocol):
 
     @property
     def resume(self) -> SavedWithCheckpoint: ...
+
+
+class CardTrainer(SavingTrainer, Protocol):
+    """Attributes of a trainer that a model card is written from."""
+
+    jepa: JepaConfig
+    hub_model_id: str | None
 
 
 class TrainerInterface(SavingTrainer, Protocol):

@@ -74,6 +74,12 @@ class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
         group_by: ``prompt`` draws records of one prompt, or a long beginning of it, together; None draws each alone.
 
+    Attributes:
+        jepa: the configuration, as it was passed.
+        bound: the ``Jepa``, which is the configuration with model and tokenizer; it embeds, answers and saves.
+        objective: the terms of the loss.
+        prepared, held_out: training records as tokens, None without; held-out ones, by the names of their sets.
+
     Raises:
         TypeError: there is no such argument; for those of other trainers the message says what to do instead.
         ValueError: the model can run no encoding, or an argument of Trainer contradicts this objective.
@@ -184,7 +190,6 @@ class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
         objective: Objective | None,
     ) -> None:
         """Bind the configuration to model and tokenizer, which are set up for training, in place."""
-        # ``jepa`` is the config alone, ``bound`` the config with model and tokenizer.
         self.bound = Jepa(
             model,
             tokenizer,
