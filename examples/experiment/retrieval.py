@@ -40,7 +40,8 @@ from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right
 from stepjepa.evaluation.run import embed_views, pair_embedder
 from stepjepa.models.loading import load_for_inference, load_model
 from stepjepa.objectives.linear_map import PENALTIES, fit_linear_maps
-from stepjepa.objectives.reading import ReadoutPlace, ViewEmbeddings, embedding_config
+from stepjepa.objectives.reading import embedding_config
+from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 from stepjepa.store.record import trained_objective
 from stepjepa.tasks.base import Task
 from stepjepa.tasks.nl_rx import NlRxTask

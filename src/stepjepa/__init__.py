@@ -39,10 +39,10 @@ _NAMES = {
     "objectives.jepa": "Jepa JepaLoss",
     "objectives.linear_map": "FittedMap",
     "objectives.pair_embedding": "PairEmbedder",
-    "objectives.reading": "ReadoutPlace SideEmbeddings ViewEmbeddings",
     "objectives.setup": "set_up",
+    "objectives.view_embeddings": "ReadoutPlace SideEmbeddings ViewEmbeddings",
     "training.trainer": "JepaTrainer",
-    "evaluation.map_fitting": "fit_linear_map",
+    "evaluation.linear_map": "fit_linear_map",
     "evaluation.run": "evaluate",
     "evaluation.scores": "Scores",
     "running.run": "Run run",
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from stepjepa.config.run import RunConfig as RunConfig
     from stepjepa.data.records import Record as Record
     from stepjepa.data.sources import read_records as read_records
-    from stepjepa.evaluation.map_fitting import fit_linear_map as fit_linear_map
+    from stepjepa.evaluation.linear_map import fit_linear_map as fit_linear_map
     from stepjepa.evaluation.run import evaluate as evaluate
     from stepjepa.evaluation.scores import Scores as Scores
     from stepjepa.models.encoded import Encoded as Encoded
@@ -96,9 +96,6 @@ if TYPE_CHECKING:
     from stepjepa.objectives.objective import Objective as Objective
     from stepjepa.objectives.objective import jepa_loss as jepa_loss
     from stepjepa.objectives.pair_embedding import PairEmbedder as PairEmbedder
-    from stepjepa.objectives.reading import ReadoutPlace as ReadoutPlace
-    from stepjepa.objectives.reading import SideEmbeddings as SideEmbeddings
-    from stepjepa.objectives.reading import ViewEmbeddings as ViewEmbeddings
     from stepjepa.objectives.router import RouterLoss as RouterLoss
     from stepjepa.objectives.setup import set_up as set_up
     from stepjepa.objectives.term import Context as Context
@@ -107,6 +104,9 @@ if TYPE_CHECKING:
     from stepjepa.objectives.text import LMLoss as LMLoss
     from stepjepa.objectives.text import PromptLoss as PromptLoss
     from stepjepa.objectives.text import SemanticTube as SemanticTube
+    from stepjepa.objectives.view_embeddings import ReadoutPlace as ReadoutPlace
+    from stepjepa.objectives.view_embeddings import SideEmbeddings as SideEmbeddings
+    from stepjepa.objectives.view_embeddings import ViewEmbeddings as ViewEmbeddings
     from stepjepa.running.run import Run as Run
     from stepjepa.running.run import run as run
     from stepjepa.study.comparison import Comparison as Comparison

@@ -17,13 +17,14 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.evaluation.map_fitting import choose, places_to_try
+from stepjepa.evaluation.map_fitting import choose, fit_map, places_to_try
 from stepjepa.evaluation.mapped_retrieval import not_in_test, rank_behind_map
 from stepjepa.evaluation.run import embed_views, pair_embedder
 from stepjepa.evaluation.summary_text import format_summary
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.linear_map import fit_linear_maps
-from stepjepa.objectives.reading import ReadoutPlace, ViewEmbeddings, embedding_config
+from stepjepa.objectives.reading import embedding_config
+from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 
 CONFIG = JepaConfig(mode="llm-jepa", predictors=0, pooling="mean")
 
@@ -115,14 +116,13 @@ def test_questions_of_the_test_file_are_not_fitted_on(jepa: Jepa) -> None:
     # Case and white space don't make another question.
     assert not_in_test([*known, *records(["ONE"], " test ")], test) == known
     embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
-    places, names = places_to_try(CONFIG, layers=1), [None] * len(test)
-    clean, leaking = (
-        rank_behind_map(embedder, each, test, names, places, file="known.jsonl") for each in (known, [*test, *known])
-    )
-    assert (clean.left_out, leaking.left_out, leaking.fitted.records) == (0, 5, 20)
-    assert leaking.summary() == clean.summary() | {"left_out": 5}
-    with pytest.raises(UserError, match=r"known.jsonl: has 19 records whose question is not in the test file"):
-        rank_behind_map(embedder, [*test, *known[1:]], test, names, places, file="known.jsonl")
+    fitted = fit_map(embedder, known, places_to_try(CONFIG, layers=1), file="known.jsonl")
+    mapped = rank_behind_map(embedder, fitted, test, [None] * len(test), file="known.jsonl", left_out=5)
+    assert mapped.summary() | {"records": 20, "left_out": 5, "file": "known.jsonl"} == mapped.summary()
+    with pytest.raises(
+        UserError, match=r"known.jsonl: has 19 records of some kind; a linear map is fitted on at least"
+    ):
+        fit_map(embedder, known[1:], places_to_try(CONFIG, None), file="known.jsonl", kind="records of some kind")
 
 
 def test_records_without_a_pair_are_counted_by_file_and_noted(jepa: Jepa, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,13 +131,13 @@ def test_records_without_a_pair_are_counted_by_file_and_noted(jepa: Jepa, capsys
     test = [*records(FIVE, "test"), empty[0]]
     embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
     assert str(embedder(test).without_pair).startswith("1 of 6 records has no pair: ")
-    names, places = [None] * len(test), places_to_try(CONFIG, None)
-    mapped = rank_behind_map(embedder, [*records(TWENTY, "known"), *empty], test, names, places, file="known.jsonl")
-    assert mapped.fitted.records == 20
-    assert str(mapped.retrieval.without_pair).startswith("1 of 6 records has no pair: ")
+    known = not_in_test([*records(TWENTY, "known"), *empty], test)
+    fitted = fit_map(embedder, known, places_to_try(CONFIG, None), file="known.jsonl")
     # The other one has a question of the test file.
-    assert mapped.left_out == 1
+    assert len(known) == 21 and fitted.records == 20
     assert "note: not used for the linear map: 1 of 21 records has no pair: " in capsys.readouterr().err
+    mapped = rank_behind_map(embedder, fitted, test, [None] * len(test), file="known.jsonl", left_out=1)
+    assert str(mapped.retrieval.without_pair).startswith("1 of 6 records has no pair: ")
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,8 @@ from stepjepa.evaluation.run import embed_views
 from stepjepa.evaluation.summary_text import format_summary
 from stepjepa.objectives.index import nearest
 from stepjepa.objectives.jepa import Jepa
-from stepjepa.objectives.reading import ViewEmbeddings, embedding_config
+from stepjepa.objectives.reading import embedding_config
+from stepjepa.objectives.view_embeddings import ViewEmbeddings
 from stepjepa.store.record import read_record, trained_objective
 from stepjepa.tasks.nl_rx import NlRxTask
 

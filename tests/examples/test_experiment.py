@@ -30,7 +30,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import parse_record
 from stepjepa.evaluation.run import embed_views
 from stepjepa.models.loading import load_model
-from stepjepa.objectives.reading import ViewEmbeddings
+from stepjepa.objectives.view_embeddings import ViewEmbeddings
 from stepjepa.tasks.regex import find_difference
 from stepjepa.tasks.regex_languages import Languages
 

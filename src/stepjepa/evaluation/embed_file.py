@@ -22,7 +22,7 @@ from stepjepa.data.sources import read_rows
 from stepjepa.evaluation.vector_files import FORMATS, VectorWriter, open_writer
 from stepjepa.objectives.embedding import BLOCK, Embedder
 from stepjepa.objectives.inputs import Text, with_answer
-from stepjepa.objectives.reading import SideEmbeddings
+from stepjepa.objectives.view_embeddings import SideEmbeddings
 
 REMEMBERED = 1_000_000
 """Maximum number of distinct texts that are remembered over blocks, so that each is embedded once.

@@ -13,7 +13,8 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, MetricWindow
-from stepjepa.objectives.reading import ViewEmbeddings, reading_config
+from stepjepa.objectives.reading import reading_config
+from stepjepa.objectives.view_embeddings import ViewEmbeddings
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import trained_objective
 

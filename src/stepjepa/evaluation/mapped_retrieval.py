@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stepjepa.base.errors import UserError
 from stepjepa.base.files import File
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.questions import question_hashes
 from stepjepa.data.records import Record
-from stepjepa.evaluation.map_fitting import FEWEST, fit_map
 from stepjepa.evaluation.retrieval import Retrieval, rank_targets
 from stepjepa.objectives.linear_map import FittedMap
 from stepjepa.objectives.pair_embedding import PairEmbedder
-from stepjepa.objectives.reading import ReadoutPlace
 
 
 @dataclass(frozen=True)
@@ -47,33 +44,24 @@ def not_in_test(records: Sequence[Record], test: Sequence[Record]) -> list[Recor
 
 def rank_behind_map(
     embedder: PairEmbedder,
-    known: Sequence[Record],
+    fitted: FittedMap,
     test: Sequence[Record],
     names: Sequence[str | None],
-    places: Sequence[ReadoutPlace],
     *,
     file: File,
+    left_out: int,
 ) -> MappedRetrieval:
-    """Fit a linear map on known records, and rank the distinct targets of test records behind it.
-
-    Place and penalty are chosen as by :func:`~stepjepa.evaluation.map_fitting.fit_map`.
+    """Rank the distinct targets of test records behind a linear map.
 
     Args:
-        embedder: embeds pairs.
-        known: records of ``file``; those whose question is in a test record are left out.
+        embedder: embeds pairs, as for the records that the map was fitted on.
+        fitted: the map.
         test: the test records.
         names: of equal answers, see ``retrieval.rank_targets``.
-        places: where embeddings may be read; the best is chosen.
-        file: for the summary, and for errors.
-
-    Raises:
-        UserError: there are fewer than ``FEWEST`` records, or a part of them has no pair.
+        file: the records that the map was fitted on, for the summary.
+        left_out: how many of them were left out, see :func:`not_in_test`.
     """
-    fitted = not_in_test(known, test)
-    if len(fitted) < FEWEST:
-        usable = f"{len(fitted):,} records whose question is not in the test file"
-        raise UserError(f"has {usable}; a `linear_map` is fitted on at least {FEWEST}", path=file)
-    fit = fit_map(embedder, fitted, places)
-    read = replace(embedder.reader.config, jepa_layer=fit.place.layer, pooling=fit.place.pooling)
-    retrieval = rank_targets(fit.linear_map.of_pairs(embedder.at(test, [fit.place])[fit.place]), names, read)
-    return MappedRetrieval(retrieval, fit, str(file), len(known) - len(fitted))
+    place = fitted.place
+    read = replace(embedder.reader.config, jepa_layer=place.layer, pooling=place.pooling)
+    retrieval = rank_targets(fitted.linear_map.of_pairs(embedder.at(test, [place])[place]), names, read)
+    return MappedRetrieval(retrieval, fitted, str(file), left_out)

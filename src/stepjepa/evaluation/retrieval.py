@@ -19,7 +19,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.objectives.precision import without_autocast
-from stepjepa.objectives.reading import ViewEmbeddings
+from stepjepa.objectives.view_embeddings import ViewEmbeddings
 from stepjepa.tasks.base import Task
 
 CUTOFF = 10

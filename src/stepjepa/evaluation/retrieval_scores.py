@@ -9,7 +9,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.retrieval import answer_names, rank_targets
-from stepjepa.objectives.reading import ViewEmbeddings
+from stepjepa.objectives.view_embeddings import ViewEmbeddings
 from stepjepa.tasks.base import Task
 
 

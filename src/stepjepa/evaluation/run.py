@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from stepjepa.evaluation.mapped_retrieval import MappedRetrieval
     from stepjepa.evaluation.retrieval import Retrieval
     from stepjepa.objectives.pair_embedding import PairEmbedder
-    from stepjepa.objectives.reading import ViewEmbeddings
+    from stepjepa.objectives.view_embeddings import ViewEmbeddings
 
 Loader: TypeAlias = "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]"
 
@@ -232,8 +232,8 @@ class Evaluation:
         The map of a model without a JEPA objective is tried at every layer, unless a readout is named: its training
         says nothing of where its embeddings are best.
         """
-        from stepjepa.evaluation.map_fitting import places_to_try
-        from stepjepa.evaluation.mapped_retrieval import rank_behind_map
+        from stepjepa.evaluation.map_fitting import fit_map, places_to_try
+        from stepjepa.evaluation.mapped_retrieval import not_in_test, rank_behind_map
         from stepjepa.evaluation.retrieval import answer_names, rank_targets
         from stepjepa.models.architecture import number_of_layers
         from stepjepa.objectives.reading import embedding_config, has_objective
@@ -257,7 +257,10 @@ class Evaluation:
         if settings.linear_map is None:
             return retrieval, None
         places = places_to_try(config, number_of_layers(load()[0]) if unknown_place else None)
-        return retrieval, rank_behind_map(embedder, self._map_records, records, names, places, file=settings.linear_map)
+        known, file = not_in_test(self._map_records, records), settings.linear_map
+        fitted = fit_map(embedder, known, places, file=file, kind="records whose question is not in the test file")
+        left_out = len(self._map_records) - len(known)
+        return retrieval, rank_behind_map(embedder, fitted, records, names, file=file, left_out=left_out)
 
     def _load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         from stepjepa.models.loading import load_for_inference

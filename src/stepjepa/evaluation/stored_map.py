@@ -11,13 +11,13 @@ from stepjepa.base.files import fingerprint
 from stepjepa.data.records import BadRecords
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.corpus import loaded_model
-from stepjepa.evaluation.map_fitting import fit_linear_map
+from stepjepa.evaluation.linear_map import fit_linear_map
 from stepjepa.evaluation.model_reading import ReadingSettings
 from stepjepa.evaluation.stored_arrays import ArrayFile, Arrays
 from stepjepa.objectives.inputs import EmbedOptions
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.linear_map import FittedMap, LinearMap
-from stepjepa.objectives.reading import ReadoutPlace
+from stepjepa.objectives.view_embeddings import ReadoutPlace
 
 SUFFIX = ".linear_map.safetensors"
 FORMAT = "stepjepa linear map, 1"

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepjepa.objectives.reading import SideEmbeddings
+from stepjepa.objectives.view_embeddings import SideEmbeddings
 
 if TYPE_CHECKING:
     from pyarrow import Schema

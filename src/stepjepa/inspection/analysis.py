@@ -30,7 +30,7 @@ from stepjepa.store.prompts import training_system_prompt, with_system_prompt
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from stepjepa.objectives.reading import ViewEmbeddings
+    from stepjepa.objectives.view_embeddings import ViewEmbeddings
 
 Value = TypeVar("Value")
 

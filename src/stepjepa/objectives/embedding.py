@@ -24,7 +24,8 @@ from stepjepa.data.row_error import Remedy, RowError
 from stepjepa.data.steps import closed_step
 from stepjepa.objectives.inputs import PLACEHOLDER, Inputs, Text, as_inputs
 from stepjepa.objectives.linear_map import LinearMap
-from stepjepa.objectives.reading import SideEmbeddings, ViewReader
+from stepjepa.objectives.reading import ViewReader
+from stepjepa.objectives.view_embeddings import SideEmbeddings
 from stepjepa.views.layouts import LAYOUTS, message_text
 from stepjepa.views.sequences import Kind, Pair, TokenizedRecord, View
 

@@ -36,16 +36,10 @@ from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
 from stepjepa.objectives.pair_embedding import PairEmbedder
 from stepjepa.objectives.provenance import Provenance, save_with_record, trained_config
-from stepjepa.objectives.reading import (
-    SIDES,
-    SideEmbeddings,
-    ViewEmbeddings,
-    ViewReader,
-    has_objective,
-    reading_config,
-)
+from stepjepa.objectives.reading import SIDES, ViewReader, has_objective, reading_config
 from stepjepa.objectives.setup import set_up, set_up_attention
 from stepjepa.objectives.term import Context, gather_rows, no_gather
+from stepjepa.objectives.view_embeddings import SideEmbeddings, ViewEmbeddings
 from stepjepa.store.environment import versions
 from stepjepa.store.prompts import common_system_prompt
 from stepjepa.store.record import RunRecord, record_of

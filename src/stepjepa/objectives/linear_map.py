@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepjepa.objectives.reading import ReadoutPlace, ViewEmbeddings
+from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 from stepjepa.views.sequences import Kind
 
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0)

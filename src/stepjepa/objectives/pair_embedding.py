@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.data.records import Record
-from stepjepa.objectives.reading import ReadoutPlace, ViewEmbeddings, ViewReader
+from stepjepa.objectives.reading import ViewReader
+from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 
 
 @dataclass(frozen=True)

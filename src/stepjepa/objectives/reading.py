@@ -17,11 +17,12 @@ from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.collate import Collator, Encoding, Packing
 from stepjepa.config.batch_sizes import EMBEDDED
-from stepjepa.config.jepa import JepaConfig, Pooling
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.models.architecture import evaluating, hidden_size
 from stepjepa.models.encode import encode
 from stepjepa.models.encoded import Encoded, pool_readouts
+from stepjepa.objectives.view_embeddings import ReadoutPlace, SideEmbeddings, ViewEmbeddings
 from stepjepa.views.layouts import changes_text
 from stepjepa.views.sequences import Kind, Numbers, Readout, SampledRecord, TokenizedRecord, TokenSequence
 
@@ -102,29 +103,6 @@ def embedding_config(
     return replace(reading_config(trained, views or "llm-jepa"), **changes)
 
 
-class ReadoutPlace(NamedTuple):
-    """Where an embedding is read: index of the layer in transformers' ``hidden_states``, and ``last`` or ``mean``."""
-
-    layer: int
-    pooling: Pooling
-
-
-@dataclass(frozen=True)
-class ViewEmbeddings:
-    """The embeddings of all P pairs of some records, in the records' order."""
-
-    source: NDArray[np.float32]  # [P, D]
-    target: NDArray[np.float32]  # [P, D]
-    record: NDArray[np.int64]  # [P], index of the record of a pair
-    pair: NDArray[np.int64]  # [P], number of the pair in its record, from 1; in Step-JEPA that of the source step
-    same_target: NDArray[np.int64]  # [P], index of the first pair whose target has the same tokens
-    without_pair: str | None = None  # how many records have no pair, and why; None if all have one
-
-    def __repr__(self) -> str:
-        pairs, dimensions = self.source.shape
-        return f"ViewEmbeddings({pairs} pairs, {dimensions} dimensions)"
-
-
 @dataclass(frozen=True)
 class _ReadoutCollator(Collator):
     """Collates sequences that are laid out already; the index in ``SampledRecord.rng_key`` selects one."""
@@ -155,19 +133,6 @@ class _DistinctReadouts:
             alone = Readout(0, "source", readout.start, readout.end)
             self.laid_out.append(TokenSequence(sequence.ids, start=sequence.start, readouts=(alone,)))
         return number
-
-
-@dataclass(frozen=True)
-class SideEmbeddings:
-    """The embeddings of one side of R views, in the order of the inputs and of the views in each."""
-
-    vectors: NDArray[np.float32]  # [R, D]
-    index: NDArray[np.int64]  # [R], index of the input of a view
-    step: NDArray[np.int64]  # [R], number of the view in its input, from 1
-
-    def __repr__(self) -> str:
-        rows, dimensions = self.vectors.shape
-        return f"SideEmbeddings({rows} views, {dimensions} dimensions)"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""Fit a linear map for a model, to embed and to search behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stepjepa.base.json_object import JsonObject
+from stepjepa.config.batch_sizes import EMBEDDED
+from stepjepa.config.jepa import Pooling
+from stepjepa.data.records import Record, as_records
+from stepjepa.evaluation.map_fitting import fit_map, places_to_try
+from stepjepa.models.architecture import number_of_layers
+from stepjepa.models.encode import check_layer
+from stepjepa.objectives.jepa import Jepa
+from stepjepa.objectives.linear_map import FittedMap
+from stepjepa.store.prompts import with_system_prompt
+
+
+def fit_linear_map(
+    jepa: Jepa,
+    records: Iterable[Record | JsonObject],
+    *,
+    layer: int | None = None,
+    pooling: Pooling | None = None,
+    batch_size: int = EMBEDDED,
+) -> FittedMap:
+    """Fit a linear map from source to target embeddings on the pairs of records; the model itself is not trained.
+
+    ``jepa.embed(texts, linear_map=fitted)`` and ``jepa.index(answers, linear_map=fitted)`` embed behind the map. A
+    model without a JEPA objective is tried at every layer with both poolings, unless a readout is named.
+
+    Args:
+        jepa: any model, also one that was never trained here; its ``system_prompt``, if any, replaces that of records.
+        records: pairs that belong together, at least 20; those without a pair, or longer than ``max_length``, are left
+            out. A tenth of them, at most 1,000, drawn at random, chooses readout and penalty.
+        layer: index of ``hidden_states`` to read, instead of that of training.
+        pooling: ``last`` or ``mean``, instead of that of training.
+        batch_size: sequences at a time.
+
+    Raises:
+        ValueError: the model has no such layer.
+        UserError: a record is wrong, there are too few, or a part of them has no pair.
+
+    Example:
+        >>> fitted = stepjepa.fit_linear_map(jepa, stepjepa.read_records("train.jsonl"))
+        >>> jepa.index(answers, linear_map=fitted).search(["a question"], k=5)
+    """
+    known = [*as_records(records)]
+    if jepa.system_prompt is not None and not jepa.config.plain:
+        known = with_system_prompt(known, jepa.system_prompt)
+    layers = number_of_layers(jepa.model)
+    check_layer(layers, -1 if layer is None else layer, "layer")
+    unknown_place = not jepa.has_objective and layer is None and pooling is None
+    embedder = jepa.pair_embedder(batch_size, layer=layer, pooling="mean" if unknown_place else pooling)
+    places = places_to_try(embedder.reader.config, layers if unknown_place else None)
+    return fit_map(embedder, known, places, file=known[0].path if known else None)
