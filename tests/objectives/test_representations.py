@@ -28,6 +28,7 @@ def test_what_a_jepa_makes_prints_on_one_line(tiny_tokenizer: Any) -> None:
         (batch.records, f"BatchRecords(3 records, {batch.records.plain_tokens} tokens as plain rows)"),
         (jepa.index(["one", "two", "one"]), f"TextIndex(2 texts, {dimensions} dimensions, side target)"),
         (jepa.embed_steps(["one", "two"]), f"SideEmbeddings(2 views, {dimensions} dimensions)"),
+        (jepa.embed_steps(["one"]), f"SideEmbeddings(1 view, {dimensions} dimensions)"),
         (jepa.embed_pairs(records()), f"ViewEmbeddings({count} pairs, {dimensions} dimensions)"),
         (jepa.embedder(), "Embedder(side source, layer -1, pooling last)"),
         (prepare(records(), tiny_tokenizer, jepa.config).dataset, f"TokenizedDataset({count} records)"),

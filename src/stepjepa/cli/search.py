@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import check_output_file, existing_file, write_jsonl
 from stepjepa.base.json_object import JsonObject
@@ -79,7 +80,8 @@ def run(args: argparse.Namespace) -> JsonObject:
     ]
     if args.output_file is not None:
         write_jsonl(args.output_file, results)
-        print(f"{len(results):,} queries in {len(index.texts):,} distinct texts; written: {args.output_file}")
+        queries = "1 query" if len(results) == 1 else f"{len(results):,} queries"
+        print(f"{queries} in {counted(len(index.texts), 'distinct text')}; written: {args.output_file}")
     else:
         for result in results:
             print(visible(result["query"]))

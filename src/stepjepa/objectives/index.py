@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stepjepa.base.counting import counted
 from stepjepa.objectives.inputs import EmbedOptions, Inputs, Text, as_inputs
 from stepjepa.objectives.precision import without_autocast
 from stepjepa.views.sequences import Kind
@@ -46,7 +47,8 @@ class TextIndex:
     options: EmbedOptions | None = None
 
     def __repr__(self) -> str:
-        return f"TextIndex({len(self.texts)} texts, {self.vectors.shape[1]} dimensions, side {self.side})"
+        texts, dimensions = counted(len(self.texts), "text"), counted(self.vectors.shape[1], "dimension")
+        return f"TextIndex({texts}, {dimensions}, side {self.side})"
 
     @classmethod
     def of(cls, jepa: Embeds, texts: Inputs, side: Kind = "target", **options: Unpack[EmbedOptions]) -> TextIndex:

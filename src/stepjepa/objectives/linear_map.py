@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from stepjepa.base.counting import counted
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 from stepjepa.views.sequences import Kind
 
@@ -84,7 +85,8 @@ class FittedMap:
 
     def __repr__(self) -> str:
         layer, pooling = self.place
-        return f"FittedMap({self.records:,} records, layer {layer}, pooling {pooling}, penalty {self.penalty:g})"
+        records = counted(self.records, "record")
+        return f"FittedMap({records}, layer {layer}, pooling {pooling}, penalty {self.penalty:g})"
 
 
 def fit_linear_maps(

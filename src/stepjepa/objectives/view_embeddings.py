@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stepjepa.base.counting import counted
+
 
 class ReadoutPlace(NamedTuple):
     """Where an embedding is read: index of the layer in transformers' ``hidden_states``, and ``last`` or ``mean``."""
@@ -29,7 +31,7 @@ class ViewEmbeddings:
 
     def __repr__(self) -> str:
         pairs, dimensions = self.source.shape
-        return f"ViewEmbeddings({pairs} pairs, {dimensions} dimensions)"
+        return f"ViewEmbeddings({counted(pairs, 'pair')}, {counted(dimensions, 'dimension')})"
 
 
 @dataclass(frozen=True)
@@ -42,4 +44,4 @@ class SideEmbeddings:
 
     def __repr__(self) -> str:
         rows, dimensions = self.vectors.shape
-        return f"SideEmbeddings({rows} views, {dimensions} dimensions)"
+        return f"SideEmbeddings({counted(rows, 'view')}, {counted(dimensions, 'dimension')})"
