@@ -51,6 +51,7 @@ class Collator:
     one_pass: bool = False  # never cut a micro-batch into several passes
     share_prefixes: bool = True  # share over the whole micro-batch, not only within a record
     prompt_labels: bool = False  # also label the tokens of user messages
+    whole_pairs: bool = False  # refuse a pair of which the source or the target alone is read
     positions: int | None = None  # maximum length of a sequence, by the model's positions
     pad_id: int = 0  # arbitrary: padding is masked and unlabelled
 
@@ -62,6 +63,7 @@ class Collator:
         *,
         encoding: Encoding = "tree",
         prompt_labels: bool = False,
+        whole_pairs: bool = False,
         pad_id: int = 0,
         **packing: Unpack[Packing],
     ) -> Self:
@@ -72,18 +74,20 @@ class Collator:
             predictors: ids of its predictor tokens, K of them.
             encoding: as the model runs sequences.
             prompt_labels: also label the tokens of user messages.
+            whole_pairs: refuse a pair of which the source or the target alone is read: monitors and losses need both.
             pad_id: any token; padding is masked and unlabelled.
             packing: the fields that depend on model and device.
         """
         reading = ReadoutOptions(config.front_pred, config.reverse_pred, config.last_token, config.pooling == "mean")
         ids = np.asarray(predictors, np.int32)
-        return cls(str(config.layout), ids, reading, encoding, prompt_labels=prompt_labels, pad_id=pad_id, **packing)
+        of_objective = {"prompt_labels": prompt_labels, "whole_pairs": whole_pairs}
+        return cls(str(config.layout), ids, reading, encoding, pad_id=pad_id, **of_objective, **packing)
 
     def sequences(self, sample: SampledRecord) -> list[TokenSequence]:
         """Return the sequences that the layout makes of one record.
 
         Raises:
-            ValueError: a sequence is longer than the model has positions.
+            ValueError: a sequence is longer than the model has positions, or half of a pair is read for whole ones.
             UserError: the layout can't place the views of the record.
         """
         record, sequences = sample.record, list[TokenSequence]()
@@ -97,7 +101,7 @@ class Collator:
                     raise ValueError(
                         f"layout '{self.layout}': expected a sequence or more, got none (line {record.line})"
                     )
-                if unread := _pairs_read_once(placed):
+                if self.whole_pairs and (unread := _pairs_read_once(placed)):
                     raise ValueError(
                         f"layout '{self.layout}': expected a source and a target readout of each pair, got one of them "
                         f"for pair {min(unread)} (line {record.line})"
@@ -185,7 +189,7 @@ def _joined(parts: Sequence[NDArray[np.integer]]) -> Numbers:
 
 
 def _pairs_read_once(sequences: Sequence[TokenSequence]) -> set[int]:
-    """Return the pairs of which the source or the target alone is read: a distance needs both."""
+    """Return the pairs of which the source or the target alone is read."""
     source, target = (
         {readout.pair for sequence in sequences for readout in sequence.readouts if readout.kind == kind}
         for kind in ("source", "target")

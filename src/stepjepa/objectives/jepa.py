@@ -179,6 +179,7 @@ class Jepa:
             device_type=self._device_type,
             processes=self._processes,
             prompt_labels="prompt_loss" in self.objective.terms,
+            whole_pairs=True,
             autocast=self._autocast,
         )
 

@@ -120,6 +120,7 @@ def make_collator(
     device_type: str,
     processes: int,
     prompt_labels: bool,
+    whole_pairs: bool = False,
     autocast: torch.dtype | None = None,
 ) -> Collator:
     """Make the collator for a model after ``setup.set_up``.
@@ -132,6 +133,7 @@ def make_collator(
         device_type: of the devices that train, such as ``cuda``.
         processes: number that train together.
         prompt_labels: also label the tokens of the prompt, for an objective with the term ``prompt_loss``.
+        whole_pairs: refuse a pair of which one view alone is read, for losses of pairs and for monitors.
         autocast: dtype in which passes will compute; None for the model's own.
     """
     return Collator.of(
@@ -139,6 +141,7 @@ def make_collator(
         predictor_ids(tokenizer, config.used_predictors),
         encoding=encoding,
         prompt_labels=prompt_labels,
+        whole_pairs=whole_pairs,
         **packing(model, config, device_type, processes, autocast),
         pad_id=tokenizer.pad_token_id or 0,
     )
