@@ -123,7 +123,9 @@ def search(folder: Path, capsys: Any, *flags: object, model: str = "base") -> An
 def test_the_command_searches_and_embeds_as_python_does(folder: Path, tmp_path: Path, capsys: Any) -> None:
     jepa = Jepa.from_pretrained(folder / "base", device="cpu")
     fitted = stepjepa.fit_linear_map(jepa, stepjepa.read_records(folder / "known.jsonl"))
-    found, _ = search(folder, capsys, "--no_cache")
+    found, notes = search(folder, capsys, "--no_cache")
+    readout = f"layer {fitted.place.layer}, pooling {fitted.place.pooling}, penalty {fitted.penalty:g}"
+    assert f"note: the linear map is fitted on 24 records of {folder}/known.jsonl: {readout}\n" in notes
     assert not (folder / f"known.jsonl{SUFFIX}").exists()
     for result, row in zip(found, jepa.index(ANSWERS, linear_map=fitted).search(QUERIES), strict=True):
         assert [hit["text"] for hit in result["hits"]] == [hit.text for hit in row]

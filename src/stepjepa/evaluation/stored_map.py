@@ -6,8 +6,10 @@ import hashlib
 import json
 from pathlib import Path
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import raising_user_errors
 from stepjepa.base.files import fingerprint
+from stepjepa.base.terminal import note
 from stepjepa.data.records import BadRecords
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.corpus import loaded_model
@@ -26,7 +28,7 @@ FORMAT = "stepjepa linear map, 1"
 def reading_options(
     reading: ReadingSettings, jepa: Jepa, model_path: str, *, bad: BadRecords, cache: bool = True
 ) -> EmbedOptions:
-    """Return the options of ``Jepa.embedder``; with the setting ``linear_map`` the map, which is fitted or read.
+    """Return the options of ``Jepa.embedder``; with the setting ``linear_map`` the map, fitted or read.
 
     Args:
         reading: the settings.
@@ -42,6 +44,9 @@ def reading_options(
     if reading.linear_map is None:
         return options
     fitted = _fitted_map(reading, jepa, model_path, bad, cache=cache)
+    layer, pooling = fitted.place
+    readout = f"layer {layer}, pooling {pooling}, penalty {fitted.penalty:g}"
+    note(f"the linear map is fitted on {counted(fitted.records, 'record')} of {reading.linear_map}: {readout}")
     return {**options, "layer": None, "pooling": None, "linear_map": fitted}
 
 
