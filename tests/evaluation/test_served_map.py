@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyarrow import Table, parquet
 from sklearn.linear_model import Ridge
 
 import stepjepa
@@ -187,6 +188,25 @@ def test_what_the_commands_refuse(folder: Path, tmp_path: Path, capsys: Any) -> 
         assert fault in capsys.readouterr().err
     assert main([*map(str, ["embed", "--model_path", folder / "objective", *texts, "--no_cache"])]) == 2
     assert "--no_cache does nothing without --linear_map" in capsys.readouterr().err
+
+
+def test_the_records_of_a_map_are_never_replaced(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """With --overwrite the output took the place of the records."""
+    known = tmp_path / "known.jsonl"
+    known.write_bytes((folder / "known.jsonl").read_bytes())
+    table = tmp_path / "known.parquet"
+    parquet.write_table(Table.from_pylist([{"question": q, "answer": a} for q, a in KNOWN]), table)
+    texts = ["--input_file", folder / "queries.jsonl", "--column", "question"]
+    for command, flags, records_file in (
+        ("search", ["--corpus", folder / "answers.jsonl", "--query", "?"], known),
+        ("evaluate", ["--test_file", folder / "queries.jsonl", "--retrieval"], known),
+        ("embed", texts, table),
+    ):
+        before = records_file.read_bytes()
+        outputs = ["--linear_map", records_file, "--output_file", records_file, "--overwrite"]
+        assert run(folder, command, "base", *flags, *outputs) == 2
+        assert "name another" in capsys.readouterr().err
+        assert records_file.read_bytes() == before
 
 
 def test_a_corpus_of_a_model_of_the_other_direction(folder: Path, trained_tokenizer: Any, capsys: Any) -> None:

@@ -3,9 +3,11 @@
 import argparse
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from stepjepa.base.counting import counted
+from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.commands import Command
@@ -58,6 +60,8 @@ def run(args: argparse.Namespace) -> JsonObject:
     from stepjepa.evaluation.stored_map import reading_options
 
     check_output(args.input_file, args.output_file, id_column=args.id_column, overwrite=args.overwrite)
+    if args.linear_map is not None and Path(args.output_file).resolve() == Path(args.linear_map).resolve():
+        raise UserError("`output_file` is the file of `linear_map`; name another", path=args.output_file)
     reading = from_args(ReadingSettings, args)
     reading.check(args.model_path)
     bad = BadRecords(args.bad_records, settings=("bad_records",))

@@ -101,7 +101,7 @@ def _check_files(args: argparse.Namespace) -> None:
         output = check_output_file(args.output_file, args.overwrite)
         if output.suffix != ".jsonl":
             raise UserError("`output_file` holds JSON lines; end its name in .jsonl", path=output)
-        for name in filter(None, (args.corpus, args.queries)):
+        for name in filter(None, (args.corpus, args.queries, args.linear_map)):
             if output.resolve() == Path(name).resolve():
                 raise UserError("`output_file` is a file of texts to be read; name another", path=output)
 

@@ -59,7 +59,7 @@ def rank_behind_map(
         test: the test records.
         names: of equal answers, see ``retrieval.rank_targets``.
         file: the records that the map was fitted on, for the summary.
-        left_out: how many of them were left out, see :func:`not_in_test`.
+        left_out: number of records of that file that were left out, since their question is in the test file.
     """
     place = fitted.place
     read = replace(embedder.reader.config, jepa_layer=place.layer, pooling=place.pooling)

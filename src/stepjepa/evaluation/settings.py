@@ -114,6 +114,8 @@ class EvaluationSettings(ScoringSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_effects(vars(self), EvaluationSettings)
+        if self.linear_map is not None:
+            self.check_output(self.linear_map, "file of `linear_map`")
         if self.plain and self.use_test_prompts:
             raise UserError("`use_test_prompts` does nothing with `plain`, which shows no system prompt; leave it out")
         if self.serving.server:

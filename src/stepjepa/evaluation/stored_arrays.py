@@ -59,7 +59,7 @@ class ArrayFile:
                 if metadata.get("format") != self.format:
                     raise UserError(fault, path=self.path)
                 if metadata.get("fingerprint") == fingerprint:
-                    arrays = {name: np.asarray(stored.get_tensor(name)) for name in stored.keys()}  # noqa: SIM118
+                    arrays = {name: np.asarray(stored.get_tensor(name)) for name in stored.keys()}  # noqa: SIM118  # no mapping
                     return Arrays(arrays, json.loads(metadata.get("facts", "{}")))
         except (SafetensorError, OSError):
             raise UserError(fault, path=self.path) from None

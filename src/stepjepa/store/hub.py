@@ -73,7 +73,7 @@ def is_generated(card: str) -> bool:
 
 
 def card_of_run(folder: Path, run: RunRecord, *, name: str | None = None, title: str | None = None) -> str:
-    """Return the card of a model: what the run says of it, and the lines that load it.
+    """Return the card of a model: the facts of its run, and the lines that load it.
 
     Args:
         folder: the model's folder.

@@ -1,4 +1,4 @@
-"""The card that transformers' Trainer drafts, joined with what our own card says of the run."""
+"""The model card that transformers' Trainer drafts, joined with the facts of the run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _write(folder: Path, facts: str, draft: str, named: Mapping[str, object]) ->
 
 def _head(card: RepoCard) -> JsonObject:
     """Return the metadata of a card."""
-    return dict(card.data.to_dict())  # type: ignore[no-untyped-call]
+    return dict(card.data.to_dict())  # type: ignore[no-untyped-call]  # the hub's library does not type it
 
 
 def _read(path: Path) -> RepoCard:
@@ -100,7 +100,7 @@ def _joined(*heads: Mapping[str, object]) -> list[object]:
 
 
 def _training(draft: str) -> str:
-    """Return what a draft says of data, results and settings, without its title and the sentence on the base model."""
+    """Return the parts of a draft on data, results and settings, without title and the sentence on the base model."""
     _, _, body = draft.partition("\n# ")
     _, _, text = body.partition("\n\n")
     sentence, _, rest = text.partition("\n")
