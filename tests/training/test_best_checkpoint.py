@@ -23,7 +23,7 @@ from stepjepa.evaluation.retrieval_scores import RetrievalScores
 from stepjepa.models.ema import EMA_FILE
 from stepjepa.store.record import read_record
 from stepjepa.tasks.generic import GenericTask
-from stepjepa.training.held_out import check_best_metric
+from stepjepa.training.metric_checks import check_best_metric
 from stepjepa.training.trainer import JepaTrainer
 
 BEST, STEPS = 2, 5
@@ -273,7 +273,7 @@ def test_every_metric_of_an_evaluation_can_choose_the_best_model(tmp_path: Path,
     scores = {"answer": run.answer_scores, "retrieval": RetrievalScores(records, task)}
     for name in measured:
         run.args.metric_for_best_model = name
-        check_best_metric(run.args, run.objective, scores)
+        check_best_metric(run.args, run.objective.metrics, scores)
         with pytest.raises(ValueError, match=r"measures .*expected one of|measures .*did you mean"):
             run.args.metric_for_best_model = f"{name}x"
-            check_best_metric(run.args, run.objective, scores)
+            check_best_metric(run.args, run.objective.metrics, scores)

@@ -12,6 +12,7 @@ import tiny
 from stepjepa import JepaConfig, JepaTrainer
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
+from stepjepa.store.record import record_of
 
 ROWS = [{"messages": list(record.messages)} for record in tiny.records() * 2]
 HELD_OUT = ROWS[:5]
@@ -68,6 +69,37 @@ def test_one_of_several_sets_is_named(trained_tokenizer: Any, tmp_path: Path) ->
     assert loss_of(trainer, trainer.get_eval_dataloader("hard")) == pytest.approx(wanted)
     with pytest.raises(ValueError, match="expected one set of records, got the sets easy, hard; pass one"):
         trainer.get_eval_dataloader()
+
+
+def test_records_can_be_assigned(trained_tokenizer: Any, tmp_path: Path) -> None:
+    """``evaluate`` measured the constructor's records whatever was assigned, and training failed behind its record."""
+    trainer = make_trainer(tmp_path, trained_tokenizer)
+    other = trainer.evaluate(ROWS[2:4])["eval_lm_loss"]
+    assert other != pytest.approx(trainer.evaluate()["eval_lm_loss"])
+    trainer.eval_dataset = ROWS[2:4]
+    assert trainer.evaluate()["eval_lm_loss"] == pytest.approx(other) == trainer.evaluated[0]["eval_lm_loss"]
+    assert loss_of(trainer, trainer.get_eval_dataloader()) == pytest.approx(other)
+    trainer.eval_dataset = {"two": trainer.eval_dataset, "five": HELD_OUT}
+    assert trainer.evaluate()["eval_two_lm_loss"] == pytest.approx(other)
+    file = tmp_path / "rows.jsonl"
+    write_jsonl(file, ROWS[2:4])
+    trainer.eval_dataset = str(file)
+    assert trainer.evaluate()["eval_lm_loss"] == pytest.approx(other)
+    trainer.args.max_steps = 1
+    trainer.train()
+    record = record_of(tmp_path)
+    source = record.data["eval"] if record else None
+    assert source is not None and source.file == file.name
+    # The losses above were computed outside of training, and were added to the first line of its logs.
+    assert trainer.state.log_history[-2]["lm_loss"] == pytest.approx(trainer.evaluate(ROWS)["eval_lm_loss"], rel=0.2)
+    trainer.eval_dataset = None
+    with pytest.raises(ValueError, match="expected an eval_dataset, got none"):
+        trainer.evaluate()
+    with pytest.raises(UserError, match="messages"):
+        trainer.eval_dataset = [{"text": 3}]
+    trainer.train_dataset = trainer.train_dataset
+    with pytest.raises(ValueError, match="train_dataset: a run trains the records that its JepaTrainer was made with"):
+        trainer.train_dataset = ROWS
 
 
 def test_loaders_without_records_say_what_to_pass(trained_tokenizer: Any, tmp_path: Path) -> None:

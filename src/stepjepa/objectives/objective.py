@@ -14,7 +14,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.encode import check_layer, encode
 from stepjepa.models.encoded import Encoded
 from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
-from stepjepa.objectives.monitors import MetricWindow
+from stepjepa.objectives.monitors import MONITORS, MetricWindow
 from stepjepa.objectives.router import router_loss
 from stepjepa.objectives.term import Context, Term, load_term
 from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
@@ -71,6 +71,11 @@ class Objective:
         self.reads_router_logits = any(term.reads_router_logits for term in self.terms.values())
         # All layers whose hidden states are read.
         self.layers = sorted({layer, -1, *(layer for term in self.terms.values() for layer in term.layers)})
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of what is measured on held-out records: the terms, their weighted sum, and monitors of pairs."""
+        return [*self.names, "loss", *(MONITORS if self.of_pairs else ())]
 
     def __repr__(self) -> str:
         return f"Objective({' + '.join(f'{term.weight:g} {name}' for name, term in self.terms.items())})"

@@ -17,7 +17,7 @@ from stepjepa.objectives.objective import Objective
 from stepjepa.store.prompts import common_system_prompt, with_system_prompt
 from stepjepa.tasks.base import Task, TaskOptions
 from stepjepa.tasks.registry import choose_records, choose_task
-from stepjepa.training.held_out import check_best_metric
+from stepjepa.training.metric_checks import check_best_metric
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
@@ -103,4 +103,4 @@ def check_metric(run: RunConfig, training: TrainingArguments, objective: Objecti
     # here, and ``JepaTrainer`` checks it.
     scores = {"answer": run.eval_generate, "retrieval": run.eval_retrieval or None, "router": True}
     with raising_user_errors():
-        check_best_metric(training, objective or Objective.from_config(run.jepa), scores)
+        check_best_metric(training, (objective or Objective.from_config(run.jepa)).metrics, scores)

@@ -3,87 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer
-from transformers.trainer_utils import IntervalStrategy, speed_metrics
+from transformers.trainer_utils import speed_metrics
 
-from stepjepa.base.errors import shown
-from stepjepa.base.similar_names import did_you_mean
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.dataset import Prepared, StepSampler, TokenizedDataset
+from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.prepare import prepare
-from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Data, Views
 from stepjepa.models.architecture import evaluating
-from stepjepa.objectives.monitors import MONITORS, PAIR_SUMS, MetricWindow
+from stepjepa.objectives.monitors import PAIR_SUMS, MetricWindow
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
-from stepjepa.store.metric_names import UNNAMED, named_metric
-from stepjepa.training.held_out_sets import EvalData, named_sets
+from stepjepa.store.metric_names import UNNAMED
+from stepjepa.training.held_out_sets import EvalData
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerControl, TrainingArguments
-
-# Metrics that Trainer adds to every evaluation.
-_ADDED = ("epoch", "runtime", "samples_per_second")
-# Prefix of metrics -> the setting of a run that measures them.
-_SCORED_BY = {"answer": "`eval_generate N`", "retrieval": "`eval_retrieval`"}
-
-
-def _metrics(objective: Objective) -> list[str]:
-    """Return the names of what :func:`measure` measures."""
-    return [*objective.names, "loss", *(MONITORS if objective.of_pairs else ())]
-
-
-def check_set_names(names: Iterable[str], objective: Objective) -> None:
-    """Raise a ``ValueError`` for the name of a set that is not printable, or that gives a metric another one's name."""
-    for name in names:
-        if not isinstance(name, str) or not name.isprintable():
-            raise ValueError(f"eval_dataset: expected texts as the names of data sets, got {name!r}")
-        clash = [metric for metric in _metrics(objective) if named_metric(name, metric) in objective.names]
-        if name in _SCORED_BY or (name != UNNAMED and clash):
-            other = f"eval_{name}_{clash[0] if clash else 'NAME'}"
-            raise ValueError(f"eval_dataset: {shown(name)} gives {other}, which is another metric; name it otherwise")
-
-
-def check_best_metric(
-    args: TrainingArguments,
-    objective: Objective,
-    scores: Mapping[str, object | None],
-    sets: Collection[str] = (UNNAMED,),
-) -> None:
-    """Raise a ``ValueError`` for a ``metric_for_best_model`` that no evaluation measures.
-
-    Trainer would notice that at the first evaluation, and end the run.
-
-    Args:
-        args: the Trainer's arguments.
-        objective: what the run trains.
-        scores: prefix of metrics -> the object that measures them, None for none. It measures those of its attribute
-            ``names``; without one, any metric of the prefix is accepted.
-        sets: names of the sets of held-out records.
-    """
-    name = str(args.metric_for_best_model or "").removeprefix("eval_")
-    if not name or args.eval_strategy == IntervalStrategy.NO:
-        return
-    metrics = [*_metrics(objective), *_ADDED]
-    names = [named_metric(of_set, metric) for of_set in sets or (UNNAMED,) for metric in metrics]
-    for prefix, measuring in scores.items():
-        if measuring is not None and name.startswith(f"{prefix}_") and name not in names:
-            # Read only where it is needed: a task scores an answer to name its scores.
-            names += [f"{prefix}_{score}" for score in getattr(measuring, "names", (name.removeprefix(f"{prefix}_"),))]
-    if name not in names:
-        remedy = did_you_mean(name, names) or f"; expected one of {', '.join(names)}"
-        for prefix, setting in _SCORED_BY.items():
-            if scores.get(prefix) is None and name.startswith(f"{prefix}_"):
-                remedy = f"; add {setting}, or name one of {', '.join(names)}"
-        raise ValueError(f"metric_for_best_model: no evaluation of this run measures {shown(name)}{remedy}")
+    from transformers import PreTrainedModel, TrainerControl
 
 
 class MeasuringTrainer(TrainerInterface, Protocol):
@@ -212,64 +152,21 @@ def score_retrieval(trainer: MeasuringTrainer) -> dict[str, float]:
 class EvaluatingTrainer(Trainer):
     """Measures losses, monitors and scores on held-out records, whose micro-batches it also gives.
 
-    A subclass sets the attributes, and has ``context`` and ``total`` of :class:`MeasuringTrainer`.
+    A subclass is also a ``DataTrainer``, sets the attributes, and has ``context`` and ``total`` of
+    :class:`MeasuringTrainer`.
 
     Attributes:
-        jepa: mode and layout that records are tokenised for.
-        objective: the terms that are measured.
-        prepared: the training records as tokens; None without.
         held_out: the held-out records as tokens, by the names of their sets.
         evaluated: metrics of the evaluations since training began, by their steps.
         answer_scores: lets the model answer; None for no scores.
         retrieval_scores: ranks the targets of held-out records; None for no scores.
     """
 
-    jepa: JepaConfig
-    objective: Objective
-    prepared: Prepared | None
     held_out: dict[str, Prepared]
     evaluated: dict[int, dict[str, float]]
+    _sets_of: Callable[[Any], dict[str, Prepared]]
     answer_scores: Callable[[PreTrainedModel, int, int], dict[str, float]] | None
     retrieval_scores: Callable[[int], dict[str, float]] | None
-
-    _views: Views | None = None  # gives the pairs of views of a record, instead of the mode
-
-    # -- records as tokens ---------------------------------------------------------------------------------------------
-
-    def _prepare(self, data: Data | Prepared, tokenizer: PreTrainedTokenizerBase, what: str) -> Prepared:
-        if isinstance(data, Prepared):
-            return data
-        return prepare(data, tokenizer, self.jepa, what=what, views=self._views, cache_dir=False)
-
-    def _prepare_held_out(self, data: EvalData | None, tokenizer: PreTrainedTokenizerBase) -> dict[str, Prepared]:
-        """Tokenise held-out records, and return them by the names of their sets."""
-        sets = named_sets(data)
-        check_set_names(sets, self.objective)
-        return {
-            name: self._prepare(records, tokenizer, f"evaluation data {name}".rstrip())
-            for name, records in sets.items()
-        }
-
-    def _eval_datasets(self) -> TokenizedDataset | dict[str, TokenizedDataset] | None:
-        """Return the held-out records as Trainer has them."""
-        datasets = {name: prepared.dataset for name, prepared in self.held_out.items()}
-        return datasets.get(UNNAMED, datasets or None)
-
-    def _sets_of(self, data: Any) -> dict[str, Prepared]:
-        """Return the sets that an evaluation was passed, by name; None, and the own data, for those of the constructor.
-
-        ``data`` may also be the name of one of several sets, or one of the data sets that this trainer has as tokens.
-        """
-        if data is None or data is self.eval_dataset:
-            return self.held_out
-        if isinstance(data, str) and data in self.held_out:
-            return {UNNAMED: self.held_out[data]}
-        own = [
-            prepared for prepared in (self.prepared, *self.held_out.values()) if prepared and prepared.dataset is data
-        ]
-        return {UNNAMED: own[0]} if own else self._prepare_held_out(data, self.processing_class)
-
-    # -- measuring -----------------------------------------------------------------------------------------------------
 
     def evaluate(
         self,
@@ -280,8 +177,8 @@ class EvaluatingTrainer(Trainer):
         """Measure losses and monitors on held-out records, and scores of answers and retrieval if configured.
 
         Args:
-            eval_dataset: other records than those of the constructor, or the name of one of its sets; without scores of
-                answers and retrieval.
+            eval_dataset: other records than the attribute of this name holds, or the name of one of its sets; without
+                scores of answers and retrieval.
             ignore_keys: not used; Trainer passes it.
             metric_key_prefix: put in front of the names of metrics, and of the name of each of several sets.
 
@@ -316,7 +213,7 @@ class EvaluatingTrainer(Trainer):
         """Return the micro-batches that :meth:`evaluate` measures, on the device, for ``compute_loss``.
 
         Args:
-            eval_dataset: as for :meth:`evaluate`, but one set; None for that of the constructor.
+            eval_dataset: as for :meth:`evaluate`, but one set; None for the trainer's own.
 
         Raises:
             ValueError: there are no records, or several sets of them.

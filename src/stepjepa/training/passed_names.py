@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 
@@ -41,6 +41,10 @@ class PassedNames:
             optimizer=optimizer is not None,
             views=views is not None,
         )
+
+    def with_held_out(self, held_out: object) -> Self:
+        """Return the same for other held-out records."""
+        return replace(self, held_out=_name(held_out))
 
 
 def _name(argument: object) -> str | None:

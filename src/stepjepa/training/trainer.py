@@ -32,10 +32,11 @@ from stepjepa.training.checkpoints import CheckpointingTrainer
 from stepjepa.training.description import describe
 from stepjepa.training.exhausted_memory import naming_longest_record
 from stepjepa.training.flops import FlopModel, recomputation
-from stepjepa.training.held_out import EvaluatingTrainer, check_best_metric
+from stepjepa.training.held_out import EvaluatingTrainer
 from stepjepa.training.held_out_sets import EvalData
 from stepjepa.training.kernels import without_cudnn_attention
 from stepjepa.training.meter import Meter
+from stepjepa.training.metric_checks import check_best_metric
 from stepjepa.training.named import load_named
 from stepjepa.training.noise import noise_of_sequences
 from stepjepa.training.passed_names import PassedNames
@@ -44,6 +45,7 @@ from stepjepa.training.private import check_transformers
 from stepjepa.training.recording import Recorder
 from stepjepa.training.refused_methods import RefusedMethods
 from stepjepa.training.resuming import ResumeCallback
+from stepjepa.training.trainer_data import DataTrainer
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 Sums = dict[str, float]  # by the names of terms
 
 
-class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
+class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingTrainer):
     """transformers' Trainer with the loss ``gamma * LM loss + lbd * alignment loss``, and any other terms.
 
     Args:
@@ -98,6 +100,8 @@ class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
     guard: NonfiniteGuard
     resume: ResumeCallback
     ema: EmaEncoder | None
+
+    _in_step = False  # whether ``compute_loss`` is called for a step of training
 
     @checks.naming_remedies
     def __init__(
@@ -148,8 +152,8 @@ class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
             model=model,
             args=args,
             data_collator=self.bound.collator,
-            train_dataset=self.prepared.dataset if self.prepared else None,
-            eval_dataset=self._eval_datasets(),
+            train_dataset=self.train_dataset,
+            eval_dataset=self.eval_dataset,
             processing_class=tokenizer,
             callbacks=[self.recorder, LogCallback(self.recorder), *callbacks],
             optimizers=optimizers,
@@ -158,7 +162,7 @@ class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
         if all(type(callback).__module__.startswith("transformers.") for callback in callbacks):
             # A callback of the caller's own may add metrics.
             scores = {"answer": answer_scores, "retrieval": retrieval_scores}
-            check_best_metric(args, self.objective, scores, self.held_out)
+            check_best_metric(args, self.objective.metrics, scores, self.held_out)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             checks.check_sharding(self.jepa, answer_scores, retrieval_scores)
         self.answer_scores = answer_scores
@@ -172,15 +176,9 @@ class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
         self.group_by = checks.check_grouping(group_by, self.jepa)
         checks.check_batch_size(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
 
-    def _prepare_data(
-        self, train_data: Data | Prepared | None, eval_data: EvalData | None, tokenizer: PreTrainedTokenizerBase
-    ) -> None:
-        """Tokenise training and evaluation data, and check the lengths of their records."""
-        self.prepared = None if train_data is None else self._prepare(train_data, tokenizer, "training data")
-        self.source = self.prepared.source if self.prepared else "<memory>"  # the name of its file in errors
-        self.held_out = self._prepare_held_out(eval_data, tokenizer)
-        checks.check_positions(self.bound.collator, self.prepared, *self.held_out.values())
-        checks.check_layout(self.bound.collator, self.objective, self.jepa, self.prepared, *self.held_out.values())
+    def _check_records(self, *prepared: Prepared) -> None:
+        checks.check_positions(self.bound.collator, *prepared)
+        checks.check_layout(self.bound.collator, self.objective, self.jepa, *prepared)
 
     def _bind(
         self,
@@ -255,9 +253,13 @@ class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Sums | None = None) -> Tensor:
         self.guard.batches.append(inputs)
-        with nullcontext() if self.tracker is None else self.tracker.micro_batch(self.state.global_step, inputs):
-            loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
-            return loss
+        self._in_step = True
+        try:
+            with nullcontext() if self.tracker is None else self.tracker.micro_batch(self.state.global_step, inputs):
+                loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+                return loss
+        finally:
+            self._in_step = False
 
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Sums | None = None
@@ -274,9 +276,13 @@ class JepaTrainer(RefusedMethods, EvaluatingTrainer, CheckpointingTrainer):
         counts = self._counts([inputs]) if num_items_in_batch is None else num_items_in_batch
         with noise_of_sequences(self.model, inputs, self.neftune_noise_alpha):
             losses = jepa_loss(model, inputs, self.objective, counts, self.context())
-        self.meter.add(inputs, losses, counts)
+        loss = losses.loss
+        if self._in_step:
+            # A call by a callback, or for held-out records, is no part of the line of logs.
+            self.meter.add(inputs, losses, counts)
+            loss = self.guard.watch(losses)
         # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
-        loss = self.guard.watch(losses) * self.accelerator.num_processes
+        loss = loss * self.accelerator.num_processes
         return (loss, losses) if return_outputs else loss
 
     def context(self, *, training: bool = True) -> Context:
