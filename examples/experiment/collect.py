@@ -17,9 +17,8 @@ from run_figures import Figures, from_folder, read_figures, write_figures
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import json_at, read_json_object
-from stepjepa.store.folder import RUN_FILE
-from stepjepa.study.evaluated_run import SUMMARY
-from stepjepa.study.sweep_folder import FINISHED
+from stepjepa.store.folder import RUN_FILE, SUMMARY
+from stepjepa.study.trial_record import FINISHED
 
 PUBLISHED = "test"  # as a sweep calls its evaluation
 FIGURES = Path(__file__).resolve().parent / "figures"

@@ -13,8 +13,9 @@ from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_json_object, write_json
+from stepjepa.store.folder import SUMMARY
 from stepjepa.store.record import Fingerprints
-from stepjepa.study.evaluated_run import SUMMARY, EvaluatedRun, read_evaluated_run
+from stepjepa.study.evaluated_run import EvaluatedRun, read_evaluated_run
 
 FORMAT = "stepjepa figures 1"
 

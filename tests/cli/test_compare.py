@@ -1,6 +1,7 @@
 """``stepjepa compare`` from the command line, on made-up runs and on real ones."""
 
 import json
+import shutil
 
 import pytest
 
@@ -57,6 +58,14 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(runs, tmp_path, capsys):
     printed = capsys.readouterr()
     assert "3 arms, 5 runs, baseline a;" in printed.out
     assert printed.err == f"note: {runs[-1]}: not evaluated yet, skipped\n{MORE}"
+    assert main(["report", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == f"note: {runs[-1]}: not evaluated yet, skipped\n" and "c1" in printed.out
+    (runs[-1] / "run.json").unlink()
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == f"note: {tmp_path}: 1 of 6 trials is not finished, and left out: c2\n"
+    make_run(tmp_path / "again", "1101", seed=2)
+    shutil.copy(tmp_path / "again" / "run.json", runs[-1])
     assert compare(runs[0], runs[-1]) == 2
     capsys.readouterr()
     for run in runs[:-1]:

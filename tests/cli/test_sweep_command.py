@@ -183,6 +183,10 @@ def test_a_whole_sweep_of_real_trainings(
     assert main([*command, "--seeds", "82", "23", "37", "--dry_run"]) == 0
     assert "note: trials were begun with torch 2.3 (now " in capsys.readouterr().err
     run.write_text(recorded)
+    # With other seeds alone, 'compare' would show these alone.
+    assert main([*command, "--seeds", "37", "--dry_run"]) == 0
+    others = "regular/seed23, regular/seed82, step-jepa_lbd0.5/seed23, step-jepa_lbd0.5/seed82"
+    assert f"note: the folder also has 4 finished trials not in the grid ({others}), which" in capsys.readouterr().err
     # Once more there is nothing to do; another grid under the same names is refused.
     assert main(command) == 0
     again = capsys.readouterr().out

@@ -8,8 +8,10 @@ import pytest
 from made_up_runs import change, evaluate, log, make_run
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
+from stepjepa.study.comparison import compare
 from stepjepa.study.page.logged_run import read_runs
-from stepjepa.study.run_folders import run_names
+from stepjepa.study.page.page import write_page
+from stepjepa.study.run_folders import notes_on_missing_trials, run_names
 
 
 def test_names_tell_runs_apart():
@@ -67,6 +69,24 @@ def test_a_sweep_stands_for_its_finished_trials(tmp_path, arms):
         ("step/seed2", "step", False),
         ("regular/seed2", "regular", True),
     ]
+
+
+def test_unfinished_trials_are_named_where_runs_are_shown(tmp_path, arms):
+    """A failed seed, or a whole arm, must not be missing without a word."""
+    sweep(tmp_path, *(f"{arm}/seed{seed}" for arm in ("regular", "step", "never") for seed in (2, 3, 5)))
+    assert compare([tmp_path]).notes[0] == (
+        f"{tmp_path}: 3 of 9 trials are not finished, and left out: never/seed2, never/seed3, never/seed5"
+    )
+    change(tmp_path / "step" / "seed3" / "run.json", "status", to="failed")
+    write_json(tmp_path / "step" / "seed3.trial.json", {"status": "failed"})
+    (note,) = notes_on_missing_trials([tmp_path, tmp_path / "step" / "seed2"])
+    assert "4 of 9 trials are not finished, and left out: step/seed3 (failed), never/seed2" in note
+    write_page([str(tmp_path)], str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f'<p class="note">{note}</p>' in page
+    sweep(tmp_path, "regular/seed2", "step/seed2")
+    assert notes_on_missing_trials([tmp_path]) == []
+    assert "left out" not in " ".join(compare([tmp_path]).notes)
 
 
 def test_a_sweep_does_not_reach_outside_its_folder(tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,6 +173,28 @@ def test_other_flags_under_an_old_name_are_refused_with_the_difference(tmp_path:
     turned = replace(trials[0], train=dict(reversed(trials[0].train.items())))
     assert folder_of(tmp_path, trials).states([turned]) == {"regular/seed1": "finished"}
     assert set(folder_of(tmp_path, changed).states(changed[1:]).values()) == {"new"}
+
+
+@pytest.mark.parametrize("outcome", [["begun"], ["failed", "no such column"], ["finished"]])
+def test_settings_may_change_where_nothing_is_trained(outcome: list[str], tmp_path: Path) -> None:
+    """A trial was stopped before its run folder was there, or somebody has removed the folder."""
+    trials, changed = trials_of(more=1), trials_of(more=2)
+    folder_of(tmp_path, trials).log_file(trials[0]).parent.mkdir(parents=True)
+    folder_of(tmp_path, trials).record(trials[0], *outcome)
+    outcome_now = sweep(folder_of(tmp_path, changed), changed)
+    assert outcome_now.finished == changed
+    with pytest.raises(UserError, match=r"more 2 -> 1; .*, move the folder away to train it anew, or name another"):
+        folder_of(tmp_path, trials).states(trials)
+    shutil.move(tmp_path / trials[0].name, tmp_path / "away")
+    assert set(folder_of(tmp_path, trials).states(trials[:1]).values()) == {"begun"}
+
+
+def test_finished_trials_that_the_grid_has_no_more_are_found(tmp_path: Path) -> None:
+    trials = trials_of()
+    sweep(folder_of(tmp_path, trials), trials[:3])
+    others = trials_of(seeds=(2,))
+    assert folder_of(tmp_path, trials).finished_outside_grid() == []
+    assert folder_of(tmp_path, others).finished_outside_grid() == ["jepa_lbd1/seed1", "regular/seed1"]
 
 
 def refused(trial: Trial, text: str) -> Trial:

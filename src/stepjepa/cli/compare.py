@@ -10,7 +10,7 @@ from typing import Literal
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, check_output_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import spelled, visible_lines
+from stepjepa.base.terminal import note, spelled, visible_lines
 from stepjepa.cli.commands import Command
 from stepjepa.cli.parser import check_exclusive
 from stepjepa.config.option import check_effects, option
@@ -123,10 +123,13 @@ def report(args: argparse.Namespace) -> list[JsonObject] | int:
         choices = {name: getattr(args, name) for name in ("overwrite", "baseline", "analysis", "mixed_runs")}
         write_page(args.runs, args.output_file, **choices)
         return 0
-    from stepjepa.study.run_folders import find_run_folders
+    from stepjepa.study.run_folders import find_run_folders, notes_on_missing_trials, without_waiting_trials
     from stepjepa.study.run_report import report, report_text
 
-    rows = report([run.folder for run in find_run_folders(args.runs)], evaluation=args.evaluation)
+    runs = without_waiting_trials(find_run_folders(args.runs))
+    for missing in notes_on_missing_trials(args.runs):
+        note(missing)
+    rows = report([run.folder for run in runs], evaluation=args.evaluation)
     if not args.json:
         print(visible_lines(report_text(rows)))
     return rows

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from stepjepa.base.counting import counted
+from stepjepa.base.counting import counted, listed
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _announce(folder: SweepFolder, grid: Grid, chosen: Sequence[Trial], states: Mapping[str, str]) -> None:
     """Print the number of trials in each state, the baseline, and the log to follow."""
-    from stepjepa.study.sweep_folder import FINISHED
+    from stepjepa.study.trial_record import FINISHED
 
     trials = folder.trials
     counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
@@ -137,6 +137,9 @@ def _announce(folder: SweepFolder, grid: Grid, chosen: Sequence[Trial], states: 
     left = any(state != FINISHED for state in states.values())
     if left and (others := folder.other_versions(folder.trials)):
         note(f"trials were begun with {', '.join(others)}; 'stepjepa compare' will say so of the runs that differ")
+    if others := folder.finished_outside_grid():
+        trials_there = f"{counted(len(others), 'finished trial')} not in the grid ({listed(others, 4)})"
+        note(f"the folder also has {trials_there}, which 'stepjepa compare' leaves out unless they are named, too")
     if first := next((trial for trial in chosen if states[trial.name] != FINISHED), None):
         log = shlex.quote(str(folder.log_file(first)))
         print(f"a line appears when a trial ends; meanwhile: tail -F {log}", flush=True)

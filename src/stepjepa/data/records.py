@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from stepjepa.base.counting import counted
+from stepjepa.base.counting import counted, listed
 from stepjepa.base.errors import UserError, one_line, shown, visible
 from stepjepa.base.json_object import JsonObject, json_fault
 from stepjepa.base.terminal import note
@@ -221,8 +221,7 @@ def describe_unused(records: Iterable[Record], *, extra: bool = True) -> list[st
 
 def named(columns: Iterable[str]) -> str:
     """Format the names of columns for a message, at most ``MOST_NAMES`` of them."""
-    names = [visible(name.strip()) or "a column without a name" for name in columns]
-    return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+    return listed([visible(name.strip()) or "a column without a name" for name in columns], MOST_NAMES)
 
 
 def tell_unused(records: Iterable[Record], *, extra: bool = True) -> None:

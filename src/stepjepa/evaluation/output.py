@@ -18,6 +18,7 @@ from stepjepa.base.files import (
     write_jsonl,
 )
 from stepjepa.base.json_object import JsonObject
+from stepjepa.store.folder import SUMMARY
 
 Line = JsonObject
 
@@ -28,7 +29,7 @@ _ANEW = "name another `output_file`, or pass `overwrite` to start again"
 
 def summary_file(output: File) -> Path:
     """Return the path of the summary of a file of lines."""
-    return Path(output).with_suffix(".summary.json")
+    return Path(output).with_suffix(SUMMARY)
 
 
 def meta_file(output: File) -> Path:

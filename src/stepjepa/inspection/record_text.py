@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from stepjepa.base.counting import counted
+from stepjepa.base.counting import counted, listed
 from stepjepa.base.errors import visible
 from stepjepa.base.terminal import PALETTE
 from stepjepa.chat.unused import NOT_USED
@@ -40,8 +40,7 @@ def title(inspection: Inspection) -> str:
 
 def passing(inspection: Inspection, branch: BranchInfo) -> str:
     """Name the sequences that a branch belongs to; at most three of them."""
-    names = [inspection.sequences[number].name for number in branch.sequences]
-    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+    return listed([inspection.sequences[number].name for number in branch.sequences], 3)
 
 
 def as_text(inspection: Inspection) -> str:

@@ -24,6 +24,9 @@ CONFIG_FILE = "run.yaml"
 
 METRICS_FILE = "metrics.jsonl"
 CARD_FILE = "README.md"
+SUMMARY = ".summary.json"
+"""End of the name of the summary of an evaluation, which lies beside its answers."""
+
 PROMPTS_FILE = "trained_prompts.json"
 """File of the sorted hashes of the training prompts; see ``store.prompts``."""
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.similar_names import did_you_mean
-from stepjepa.base.terminal import note, visible_lines
 from stepjepa.study import statistics
 from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Difference, KeptOut, all_known
 from stepjepa.study.comparable import check_comparable
@@ -22,14 +21,18 @@ from stepjepa.study.evaluated_run import (
     MAPPED_MEASURES,
     MEASURES,
     RETRIEVAL_MEASURES,
-    SUMMARY,
     EvaluatedRun,
     read_evaluated_run,
 )
 from stepjepa.study.grouping import describe_one_run, group_by_settings, one_arm_each, settings_key
 from stepjepa.study.notes import notes_on_launches, notes_on_runs
 from stepjepa.study.plot import draw
-from stepjepa.study.run_folders import RunFolder, find_run_folders
+from stepjepa.study.run_folders import (
+    RunFolder,
+    find_run_folders,
+    notes_on_missing_trials,
+    without_waiting_trials,
+)
 from stepjepa.study.statistics import PairedT, sign_flip
 from stepjepa.study.tables import as_text
 
@@ -175,6 +178,7 @@ def compare(
     if one_run is None and not any("FLOPs" in difference.equal for difference in differences.values()):
         share = f"within {SAME_FLOPS:.0%} of {ordered[0].name}"
         notes.insert(1, f"nothing here is comparable at equal FLOPs ({share}); add runs trained with `same_flop`")
+    notes = [*notes_on_missing_trials([run for run in runs if isinstance(run, str | os.PathLike)]), *notes]
     return Comparison(scores, test, ordered, differences, tails, tuple(notes), kept_out, one_run)
 
 
@@ -192,23 +196,11 @@ def _baseline_first(arms: Sequence[Arm], baseline: str | None) -> tuple[Arm, ...
 
 
 def _places(runs: Runs) -> list[RunFolder]:
-    """Resolve ``runs`` to run folders; trials of a sweep come with the name of their arm.
-
-    An unfinished sweep has trained runs without an evaluation: they are skipped, with a note. Every run that is named
-    itself must have an evaluation.
-    """
+    """Resolve ``runs`` to folders of evaluated runs; trials of a sweep come with the name of their arm."""
     places = [run for run in runs if isinstance(run, RunFolder)]
     if len(places) < len(runs):
         places = find_run_folders([run if isinstance(run, str | os.PathLike) else run.folder for run in runs])
-    waiting = [place for place in places if place.arm is not None and not any(place.folder.glob(f"*{SUMMARY}"))]
-    if waiting:
-        names = visible_lines(", ".join(str(place.folder) for place in waiting))
-        note(f"{names}: not evaluated yet, skipped")
-    if waiting and len(waiting) == len(places):
-        raise UserError(
-            "none of its runs is evaluated yet; continue the sweep by its command", path=waiting[0].folder.parents[1]
-        )
-    return [place for place in places if place not in waiting]
+    return without_waiting_trials(places)
 
 
 def _difference(arm: Arm, baseline: Arm) -> Difference:

@@ -16,11 +16,10 @@ from stepjepa.config.jepa import NEEDS_VIEWS
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.summary_text import describe_readout, describe_trained_on
 from stepjepa.store.fingerprint import model_fingerprint
+from stepjepa.store.folder import SUMMARY
 from stepjepa.store.record import Fingerprints, Results, RunRecord, complete_objective, origin_of, read_record
 
 T = TypeVar("T")
-
-SUMMARY = ".summary.json"
 
 MEASURES = ("headline", "lenient", "stopped")
 """Measures of an answer: the headline score, the score that ignores text after the answer, whether it stopped."""

@@ -13,7 +13,8 @@ from typing import IO
 from stepjepa.base.processes import usable_cores
 from stepjepa.base.signals import Interruptions
 from stepjepa.study.grid import Trial
-from stepjepa.study.sweep_folder import BEGUN, FAILED, FINISHED, SweepFolder
+from stepjepa.study.sweep_folder import SweepFolder
+from stepjepa.study.trial_record import BEGUN, FAILED, FINISHED
 
 # Seconds between SIGTERM and SIGKILL, in which a training saves a checkpoint.
 _GRACE = 60.0

@@ -17,7 +17,8 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions
 from stepjepa.study.grid import Trial
 from stepjepa.study.local import Local
-from stepjepa.study.sweep_folder import BEGUN, FAILED, FINISHED, SweepFolder
+from stepjepa.study.sweep_folder import SweepFolder
+from stepjepa.study.trial_record import BEGUN, FAILED, FINISHED
 
 if TYPE_CHECKING:
     from submitit import Job

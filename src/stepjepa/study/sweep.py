@@ -13,7 +13,8 @@ from stepjepa.store.environment import versions
 from stepjepa.study.grid import Trial
 from stepjepa.study.local import Local
 from stepjepa.study.run_folders import SWEEP_FILE
-from stepjepa.study.sweep_folder import FINISHED, SweepFolder
+from stepjepa.study.sweep_folder import SweepFolder
+from stepjepa.study.trial_record import FINISHED
 
 # What systems call a disk that no trial can write to.
 _DISK_ERRORS = {os.strerror(number): remedy for number, remedy in DISK_REMEDIES.items()}

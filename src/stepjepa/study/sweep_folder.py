@@ -18,17 +18,14 @@ from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import atomic_write, json_at, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.store.environment import versions
-from stepjepa.store.folder import RUN_FILE
-from stepjepa.study.evaluated_run import SUMMARY
+from stepjepa.store.folder import RUN_FILE, SUMMARY
 from stepjepa.study.grid import Trial
+from stepjepa.study.trial_record import BEGUN, FAILED, FINISHED, NEW, RECORD, read_trial_record, record_file
 
 # -P: as with the installed command, a file in the current folder must not shadow a module.
 LAUNCHER = (sys.executable, "-P", "-m", "stepjepa")
 
 EVALUATION = "test"
-NEW, BEGUN, FAILED, FINISHED = "new", "begun", "failed", "finished"
-"""States of a trial; a stopped or killed one is ``begun``. The next start runs every trial that is not finished."""
-
 # Words of a command line whose spelling has no meaning: a number with a fraction, one with underscores, true and false.
 _FLOAT = re.compile(r"(?<![\w.])[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)?(?![\w.])")
 _GROUPED = re.compile(r"(?<==)[0-9]+(?:_[0-9]+)+(?= )")
@@ -103,12 +100,12 @@ class SweepFolder:
     def _check_same_training(self, trial: Trial, record: Mapping[str, object]) -> None:
         """Raise ``UserError`` if a trial was begun with other settings of its training than the grid has now."""
         run = self.run_folder(trial)
-        if record.get("status") == FAILED and not (run.exists() and any(run.iterdir())):
-            return  # it failed before it wrote anything: the grid may be corrected
+        if not (run.exists() and any(run.iterdir())):
+            return  # it was stopped or failed before it wrote anything, or was removed: the grid may be changed
         begun = self._trained_settings(record, run)
         if begun is not None and begun != trial.train:
             fault = f"was begun with other flags of 'stepjepa train' (they are in {run.name}.trial.json)"
-            remedy = "change the grid back, or name another `output_dir`"
+            remedy = "change the grid back, move the folder away to train it anew, or name another `output_dir`"
             raise UserError(f"{fault}: {_changes(begun, trial.train)}; {remedy}", path=run)
 
     def _check_same_evaluation(self, trial: Trial, record: Mapping[str, object]) -> None:
@@ -147,6 +144,13 @@ class SweepFolder:
                     others[visible(f"{name} {version} (now {now.get(name, 'not there')})")] = None
         return list(others)
 
+    def finished_outside_grid(self) -> list[str]:
+        """Return the names of finished trials whose arm, values or seed the grid does not have any more."""
+        names = {trial.name for trial in self.trials}
+        records = (file.relative_to(self.path).as_posix() for file in sorted(self.path.glob(f"*/*{RECORD}")))
+        others = [name for name in (record.removesuffix(RECORD) for record in records) if name not in names]
+        return [visible(name) for name in others if json_at(self.path / name / RUN_FILE).get("status") == FINISHED]
+
     def has_answers(self, trial: Trial) -> bool:
         """Return whether the evaluation of a trial has written a line."""
         answers = self.run_folder(trial) / f"{EVALUATION}.jsonl"
@@ -154,7 +158,7 @@ class SweepFolder:
 
     def read_record(self, trial: Trial) -> JsonObject:
         """Return settings, flags and outcome of a trial; an empty dict if it was not begun."""
-        return json_at(self.path / f"{trial.name}.trial.json")
+        return read_trial_record(self.path, trial.name)
 
     def failure(self, trial: Trial) -> str | None:
         """Return the reason why a trial that has ended is not finished, fit to be printed; None if it is finished."""
@@ -164,7 +168,7 @@ class SweepFolder:
     def record(self, trial: Trial, status: str, reason: str = "") -> None:
         """Write the status of a trial (``begun``, ``failed`` or ``finished``) and the reason."""
         content = {"name": trial.name, "status": status, "train": trial.train, "evaluate": trial.evaluate}
-        write_json(self.path / f"{trial.name}.trial.json", content | ({"reason": reason} if reason else {}))
+        write_json(record_file(self.path, trial.name), content | ({"reason": reason} if reason else {}))
 
     def last_line(self, trial: Trial) -> str:
         """Return the last line of a trial's log that is no command line."""

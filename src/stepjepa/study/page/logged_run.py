@@ -9,9 +9,9 @@ from typing import Any
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_json_object, read_jsonl
 from stepjepa.base.json_object import JsonObject
-from stepjepa.store.folder import METRICS_FILE
+from stepjepa.store.folder import METRICS_FILE, SUMMARY
 from stepjepa.store.record import read_run
-from stepjepa.study.evaluated_run import SUMMARY, is_of_another_model
+from stepjepa.study.evaluated_run import is_of_another_model
 from stepjepa.study.run_folders import RunFolder, find_run_folders, run_names
 
 

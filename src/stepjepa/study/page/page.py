@@ -23,6 +23,7 @@ from stepjepa.study.page.sections import (
     overview_section,
     steps_section,
 )
+from stepjepa.study.run_folders import notes_on_missing_trials
 
 _TITLED = 4
 """Maximum number of arms that the title names."""
@@ -55,7 +56,8 @@ def write_page(
     target = check_output_file(output_file, overwrite)
     if analysis is not None and not (Path(analysis) / "analysis.json").is_file():
         raise UserError("holds no analysis; name the output folder of 'stepjepa analyze'", path=analysis)
-    page = make_page(read_runs(runs), baseline, analysis, mixed_runs=mixed_runs)
+    missing = notes_on_missing_trials(runs)
+    page = make_page(read_runs(runs), baseline, analysis, mixed_runs=mixed_runs, notes=missing)
     # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
     content = page.encode("utf-8", errors="replace")
     with atomic_write(target, "wb") as stream:
@@ -64,7 +66,12 @@ def write_page(
 
 
 def make_page(
-    runs: Sequence[LoggedRun], baseline: str | None = None, analysis: str | None = None, *, mixed_runs: bool = False
+    runs: Sequence[LoggedRun],
+    baseline: str | None = None,
+    analysis: str | None = None,
+    *,
+    mixed_runs: bool = False,
+    notes: Sequence[str] = (),
 ) -> str:
     """Return the page of runs as HTML text; the same runs give the same text.
 
@@ -73,6 +80,7 @@ def make_page(
         baseline: name of the arm to compare with; None for that of :func:`~stepjepa.study.comparison.compare`.
         analysis: output folder of ``stepjepa analyze``; None for the first that is in a run folder.
         mixed_runs: include runs whose launches had different settings.
+        notes: sentences that stand above all sections, before those on the runs.
     """
     compared = compare_runs(runs, baseline, mixed_runs=mixed_runs)
     look = looks(runs, next((each.comparison for each in compared if each.comparison), None))
@@ -84,7 +92,8 @@ def make_page(
         "embeddings": lambda: embedding_section(runs, analysis),
         "overview": lambda: overview_section(runs),
     }
-    notes = [f"{run.name}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]
+    on_runs = [f"{run.name}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]
+    on_sections: list[str] = []
     sections = []
     for name, make in makers.items():
         try:
@@ -95,7 +104,7 @@ def make_page(
             fault = (
                 str(error) if isinstance(error, UserError) else f"a file is damaged ({type(error).__name__}: {error})"
             )
-            notes.append(f"The section on {name} is missing: {fault}")
+            on_sections.append(f"The section on {name} is missing: {fault}")
     first, scripts = read_template("theme.js"), [read_template("charts.js")]
     if any(section.anchor == "answers" for section, _ in sections):
         scripts.append(read_template("answers.js"))
@@ -107,7 +116,7 @@ def make_page(
         style=read_template("page.css"),
         first=first,
         sections=sections,
-        notes=notes,
+        notes=[*notes, *on_runs, *on_sections],
         scripts=scripts,
     )
 
