@@ -55,6 +55,17 @@ def test_what_a_card_says(tmp_path: Path) -> None:
     assert not any(word in text for word in ("/home", "secret", "of-me"))
 
 
+@pytest.mark.parametrize(
+    ("mode", "predictors", "has"), [("regular", 3, False), ("llm-jepa", 0, False), ("llm-jepa", 1, True)]
+)
+def test_predictor_tokens_are_named_where_a_tokenizer_has_them(
+    mode: str, predictors: int, has: bool, tmp_path: Path
+) -> None:
+    _, text = card_of(tmp_path, jepa={"mode": mode, "predictors": predictors})
+    assert ("Predictor tokens\n(`<|predictor_1|>` ...)" in text) is has
+    assert f"in mode `{mode}`, by stepjepa." in text
+
+
 def test_somebodys_own_card_is_kept(tmp_path: Path) -> None:
     _, text = card_of(tmp_path)
     assert card_of(tmp_path, model="gpt2")[1] != text

@@ -258,6 +258,15 @@ def test_a_point_has_a_tooltip_a_drag_zooms_and_a_double_click_shows_all(browser
     assert browser.execute_script(steps)[0] != "0"
     ActionChains(browser).double_click(svg).perform()
     assert browser.execute_script(steps) == everything
+    # A drag that ends outside of the chart ends there.
+    title = browser.find_element("css selector", "#steps h2")
+    ActionChains(browser).move_to_element(svg).click_and_hold().move_to_element(title).release().perform()
+    assert browser.execute_script(steps) != everything
+    ActionChains(browser).move_to_element(svg).perform()
+    assert (
+        browser.execute_script("return document.querySelector('#steps-0 svg > rect').getAttribute('visibility')")
+        == "hidden"
+    )
 
 
 def test_an_axis_of_one_value_shows_no_rounding(browser, arms, tmp_path):

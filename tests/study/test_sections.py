@@ -91,6 +91,13 @@ def test_losses_over_steps_of_one_run(tmp_path):
     assert re.findall("<figcaption>(.*?) <", section.html) == [*titles, "grad norm"]
     assert [chart["percent"] for chart in result.values()] == [False] * 3 + [True] + [False] * 4
     assert [each["y"] for each in result["steps-7"]["lines"]] == [[1, 1, 1]]
+    # Answers are those to held-out records; no line of training needs to be told from theirs.
+    (answers,) = result["steps-3"]["lines"]
+    assert (answers["name"], answers["heldOut"], answers["dash"]) == ("a, held-out", True, DASHES["solid"])
+    # For readers who do not see the charts.
+    labels = re.findall('aria-label="([^"]*) over steps. Last values: (.*?)"', section.html)
+    assert labels[1] == ("lm loss", "a 4 at step 21; a, held-out 5 at step 21")
+    assert labels[3] == ("exact", "a, held-out 25.0% at step 21")
 
 
 def test_named_sets_of_held_out_records_are_lines_of_their_metrics(tmp_path):

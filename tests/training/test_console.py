@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib.image
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import tiny
 from stepjepa.base.files import write_jsonl
@@ -171,3 +172,21 @@ def test_the_plot_of_a_run_has_its_named_sets(tmp_path: Path, monkeypatch: pytes
     draw_metrics(tmp_path)
     assert labels == ["training", "held out: easy", r"held out: \$hard\$"]
     assert matplotlib.image.imread(tmp_path / "metrics.png").shape[:2] == (360, 432)
+
+
+def test_no_legend_of_the_plot_hides_a_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cosines = [{"step": n, "matched_similarity": 0.1 * n, "shuffled_similarity": 0.0} for n in (1, 2, 3)]
+    write_jsonl(tmp_path / "metrics.jsonl", [line | {"lm_loss": line["step"], "eval_lm_loss": 2.0} for line in cosines])
+    drawn = []
+    save = Figure.savefig
+
+    def noting(figure: Figure, *args: Any, **more: Any) -> None:
+        drawn.append(figure)
+        save(figure, *args, **more)
+
+    monkeypatch.setattr(Figure, "savefig", noting)
+    draw_metrics(tmp_path)
+    (figure,) = drawn
+    for axes in figure.axes:
+        highest = max(axes.transData.transform(line.get_xydata())[:, 1].max() for line in axes.lines)
+        assert axes.get_legend().get_window_extent().y0 > highest

@@ -19,6 +19,9 @@ PANELS: dict[str, dict[str, str]] = {
 }
 """Panels of the plot: title -> columns of ``metrics.jsonl`` with their labels."""
 
+# Shares of a panel's height: the frame of a legend and each of its entries, which must not hide a curve.
+_LEGEND, _ENTRY = 0.06, 0.085
+
 
 def draw_metrics(folder: Path) -> None:
     """Draw ``metrics.jsonl`` of a run folder as ``metrics.png``; panels without any value are skipped."""
@@ -47,6 +50,9 @@ def draw_metrics(folder: Path) -> None:
         axes.set(title=title, xlabel="step")
         axes.grid(visible=True, color="#dddddd", linewidth=0.6)
         axes.legend(loc="upper right")  # "best" may take seconds
+        low, high = axes.get_ylim()
+        share = min(_LEGEND + _ENTRY * len(curves), 0.5)
+        axes.set_ylim(low, low + (high - low) / (1 - share))
     with atomic_write(folder / PLOT_FILE, "wb") as stream:
         figure.savefig(stream, format="png", dpi=120)
 

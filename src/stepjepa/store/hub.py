@@ -39,8 +39,7 @@ _CARD = """\
 
 # {name}
 
-A causal language model, trained from `{origin}` in mode `{mode}`, by stepjepa. Predictor tokens
-(`<|predictor_1|>` ...) of its tokenizer are for training alone; `generate()` never produces them.
+A causal language model, trained from `{origin}` in mode `{mode}`, by stepjepa.{predictors}
 
 ```python
 from {library} import {loader}
@@ -51,6 +50,10 @@ tokenizer = AutoTokenizer.from_pretrained(name)
 model = {loader}.from_pretrained(name)
 ```
 """
+
+
+_PREDICTORS = """ Predictor tokens
+(`<|predictor_1|>` ...) of its tokenizer are for training alone; `generate()` never produces them."""
 
 
 def write_card(folder: Path, *, name: str | None = None, run: RunRecord | None = None) -> None:
@@ -82,7 +85,9 @@ def card_of_run(folder: Path, run: RunRecord, *, name: str | None = None, title:
         title: of the card; None for ``name``.
     """
     name = name or folder.absolute().name
-    mode, base = _plain((run.jepa or {}).get("mode", "regular")), base_on_hub(run)
+    jepa, base = run.jepa or {}, base_on_hub(run)
+    mode = _plain(jepa.get("mode", "regular"))
+    has_predictors = mode != "regular" and jepa.get("predictors") != 0
     adapter = (folder / "adapter_config.json").is_file()
     head = ModelCardData(
         base_model=base,
@@ -97,6 +102,7 @@ def card_of_run(folder: Path, run: RunRecord, *, name: str | None = None, title:
         name=_plain(title or name),
         origin=base or _plain(Path(str(run.model)).name),
         mode=mode,
+        predictors=_PREDICTORS if has_predictors else "",
         library=head.library_name,
         loader="AutoPeftModelForCausalLM" if adapter else "AutoModelForCausalLM",
         quoted=repr(name),

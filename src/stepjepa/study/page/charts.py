@@ -25,7 +25,7 @@ _HELD_OUT_DASHES = ("dot", "dashdot", "longdash", "dash", "solid")
 POINTS = 1000
 """Maximum number of points of a line; longer lines are thinned."""
 
-_SHARES = ("eval_answer_", "retrieval")
+_SHARES = ("answer_", "retrieval")
 
 Look = Mapping[str, tuple[str, str]]
 """Name of a run -> its colour and line style."""
@@ -96,11 +96,25 @@ def curves(runs: Sequence[LoggedRun], columns: Sequence[str], look: Look) -> lis
     charts = []
     all_lines = {column: [line for run in runs for line in _lines(run, column, columns, look)] for column in columns}
     for place, (column, lines) in enumerate((column, lines) for column, lines in all_lines.items() if lines):
-        title = terminal.visible_lines(column.removeprefix("eval_answer_").replace("_", " "))
-        data = {"percent": column.startswith(_SHARES), "lines": lines}
-        element = '<div class="chart" id="{}" role="img" aria-label="{} over steps" data-title="{}"></div>{}'
+        title = terminal.visible_lines(column.removeprefix("answer_").replace("_", " "))
+        is_share = column.startswith(_SHARES)
+        data = {"percent": is_share, "lines": lines}
+        element = (
+            '<div class="chart" id="{}" role="img" aria-label="{} over steps. Last values: {}" data-title="{}"></div>{}'
+        )
         name = f"steps-{place}"
-        charts.append((title, Markup(element).format(name, title, title, json_block(f"{name}-data", data))))
+        charts.append(
+            (
+                title,
+                Markup(element).format(
+                    name,
+                    title,
+                    _last_values(lines, ".1%" if is_share else ".4g"),
+                    title,
+                    json_block(f"{name}-data", data),
+                ),
+            )
+        )
     return charts
 
 
@@ -111,7 +125,9 @@ def _lines(run: LoggedRun, column: str, columns: Sequence[str], look: Look) -> l
     """
     visible_name, (colour, dash) = terminal.visible_lines(run.name), look[run.name]
     curves = [(column, visible_name, dash)]
-    for (name, of_set), style in zip(_held_out(run, column, columns).items(), cycle(_HELD_OUT_DASHES), strict=False):
+    # Without a line of training, such as for scores of answers, the first set has the style of its run.
+    styles = _HELD_OUT_DASHES if _points(run, column)[0] else dict.fromkeys([dash, *_HELD_OUT_DASHES])
+    for (name, of_set), style in zip(_held_out(run, column, columns).items(), cycle(styles), strict=False):
         curves.append((name, f"{visible_name}, held-out {terminal.visible_lines(of_set)}".rstrip(), style))
     lines: list[JsonObject] = []
     for name, label, style in curves:
@@ -120,6 +136,11 @@ def _lines(run: LoggedRun, column: str, columns: Sequence[str], look: Look) -> l
             line: JsonObject = {"run": visible_name, "name": label, "heldOut": name != column}
             lines.append(line | {"colour": colour, "dash": DASHES[style], "x": steps, "y": values})
     return lines
+
+
+def _last_values(lines: Sequence[JsonObject], spec: str) -> str:
+    """Describe the end of each line, for readers who do not see the chart; ``spec`` is the format of a value."""
+    return "; ".join(f"{line['name']} {line['y'][-1]:{spec}} at step {line['x'][-1]:,.0f}" for line in lines)
 
 
 def _held_out(run: LoggedRun, metric: str, metrics: Sequence[str]) -> dict[str, str]:

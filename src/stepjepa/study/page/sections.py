@@ -177,11 +177,12 @@ def steps_section(runs: Sequence[LoggedRun], look: Look) -> Section:
             warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {fault}; {spelled(REMEDIES)}")
     logged_names = dict.fromkeys(name for run in runs for line in run.metrics for name in line)
     trained = [name for name in logged_names if not name.startswith(HELD_OUT)]
-    names = dict.fromkeys(set_and_metric(name, trained)[1] for name in logged_names)
-    columns = [f"eval_{name}" if name.startswith("answer_") else name for name in names]
+    columns = dict.fromkeys(set_and_metric(name, trained)[1] for name in logged_names)
     charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name and name[:6] != "train_")
     legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
-    texts = ["Lines with diamonds are of held-out records: dotted, and each of several sets in a style of its own."]
+    texts = [
+        "Lines with diamonds are of held-out records: dotted beside training, each of several sets in its own style."
+    ]
     texts += ["A falling alignment loss alone shows no success."]
     texts += ["Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."]
     texts += ["Point at a line for its numbers; drag to zoom, double-click to see all."]

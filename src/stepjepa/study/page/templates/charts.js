@@ -159,8 +159,10 @@
     }
 
     press(event) {
-      if (event.pointerType === "mouse") this.from = this.place(event)[0];
-      else this.move(event);
+      if (event.pointerType !== "mouse") return this.move(event);
+      this.from = this.place(event)[0];
+      // A drag may end outside of the chart.
+      this.svg.setPointerCapture(event.pointerId);
     }
 
     release(event) {
