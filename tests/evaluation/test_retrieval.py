@@ -23,7 +23,7 @@ from stepjepa.evaluation import retrieval as module
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.retrieval import (
     answer_names,
-    bootstrap_interval,
+    mean_over_queries,
     metrics,
     rank_targets,
     ranks_of_right,
@@ -92,6 +92,11 @@ def test_autocast_rounds_no_cosine() -> None:
 def test_equal_embeddings_find_nothing() -> None:
     ranks = ranks_of_right(np.ones((3, 5)), np.ones((7, 5)), [[0], [4], [2, 6]])
     assert [each.tolist() for each in ranks] == [[7], [7], [6, 7]]
+    # In a product of matrices the same column in another place may have another last bit.
+    generator = np.random.default_rng(7)
+    source, target = generator.normal(size=(5, 67)), generator.normal(size=67)
+    ranks = ranks_of_right(source, np.tile(target, (11, 1)), [[place] for place in (0, 3, 7, 9, 10)])
+    assert [each.tolist() for each in ranks] == [[11]] * 5
 
 
 def test_what_is_not_finite_finds_nothing() -> None:
@@ -105,9 +110,21 @@ def test_what_is_not_finite_finds_nothing() -> None:
 def test_the_interval_is_that_of_scipy() -> None:
     values = np.random.default_rng(1).exponential(size=97)
     other = bootstrap((values,), np.mean, method="percentile", n_resamples=9999).confidence_interval
-    assert bootstrap_interval(values) == pytest.approx(tuple(other), abs=0.04)
-    assert bootstrap_interval(np.ones(13)) == (1, 1)
-    assert bootstrap_interval(values) == bootstrap_interval(values)
+    score = mean_over_queries(values, np.arange(97))
+    assert (score["low"], score["high"]) == pytest.approx(tuple(other), abs=0.04)
+    assert score == mean_over_queries(values, np.arange(97))
+    # Each value four times in its record tells no more than once; by itself, it would halve the interval.
+    assert mean_over_queries(np.repeat(values, 4), np.repeat(np.arange(97), 4)) == pytest.approx(score)
+
+
+def test_a_share_has_wilsons_interval_also_where_all_queries_agree() -> None:
+    """Newcombe (1998): 81 of 263 is .2553 to .3662. Resampling 13 of 13 would give 1 to 1."""
+    share = mean_over_queries(np.array([1.0] * 81 + [0.0] * 182), np.arange(263))
+    assert (share["low"], share["high"]) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    z = 1.959964
+    expected = {"mean": 1.0, "low": 13 / (13 + z * z), "high": 1.0}
+    for queries in (1, 3):
+        assert mean_over_queries(np.ones(13 * queries), np.repeat(np.arange(13), queries)) == pytest.approx(expected)
 
 
 def views(source: Any, target: Any, record: Any, same: Any) -> ViewEmbeddings:
@@ -187,7 +204,7 @@ def test_an_evaluation_with_retrieval(runs: dict[str, Path], capsys: pytest.Capt
     assert "of 11 questions (95% interval" in shown
     assert "among 7 distinct answers" in shown
     details = format_summary(summary, details=True)
-    assert "a right answer is among the ten nearest: 1.0000 (95% interval 1.0000 to 1.0000)" in details
+    assert "a right answer is among the ten nearest: 1.0000 (95% interval 0.7412 to 1.0000)" in details
     assert "embeddings of retrieval are read at: views llm-jepa, layer -1, pooling last" in details
     scores = stepjepa.evaluate(
         runs["views"], runs["data"], output_file=runs["views"] / "test.jsonl", task="generic", max_new_tokens=3,

@@ -63,7 +63,12 @@ def full_summary():
     similarity = {"pairs": 7.0, "matched_similarity": 0.25, "shuffled_similarity": 0.125, "source_rank": 3.0}
     similarity |= {"retrieval_top1": 0.5, "rank_pairs": 5.0, "right": spread, "wrong": {"n": 0}}
     about = {"model_path": "runs/a", "seconds": 2.0, "tokens_per_second": 9.0, "similarity": similarity}
-    details = {"by_class": {"a": 0.5}, "verdicts": {"equivalent": {"b": 3}}, "trivial": 1, "failures": {}}
+    details = {
+        "by_class": {"a": 0.5},
+        "verdicts": {"equivalent": {"b": 3, "c": 0}, "d": {"b": 2}},
+        "trivial": 1,
+        "failures": {},
+    }
     about |= {"details": details, "left_out": {"odd": 3}, "trained_on": {"exact": 0.5, "normalised": 0.5}}
     return {**summarise(lines(), "exact"), **ABOUT, **about}
 
@@ -99,7 +104,7 @@ def test_every_other_figure_has_a_name_and_a_unit():
         "f1: 0.5000, mean over 3 examples",
         "stopped by itself: 66.7% of 3 examples (95% interval 20.8 to 93.9%)",
         "by class: a 0.5000",
-        "verdicts: examples: equivalent b 3",
+        "verdicts: examples: equivalent (b 3, c 0), d (b 2)",
         "trivial: 1 example",
         "pairs of views: 7",
         "cosine of matched views: 0.2500, mean",

@@ -287,7 +287,7 @@ def test_retrieval_has_a_table_where_a_run_has_it(tmp_path):
     assert len(accuracy_section(read_runs(folders)).parts[0]["tables"]) == 2
     retrieve(folders[1], 0.125)
     table = accuracy_section(read_runs(folders)).parts[0]["tables"][1]
-    assert "(bootstrap over queries)" in table.title
+    assert "Intervals are of 95%, for the choice of examples" in table.title
     readout = "views llm-jepa, layer -1, pooling last"
     cells = ("12.5% [7.5, 17.5]", "22.5% [17.5, 27.5]", "32.5% [27.5, 37.5]", "42.5% [37.5, 47.5]", "11", "7", readout)
     assert table.rows == [("a", *["–"] * 7), ("b", *cells)]

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from made_up_runs import make_run, retrieve
+from made_up_runs import change, make_run, retrieve
 from stepjepa.base.errors import UserError
 from stepjepa.study.comparison import compare
 from stepjepa.study.plot import CAPTION, check_picture, draw, picture
@@ -155,6 +155,50 @@ def test_the_verdict_by_hand(runs, groups):
     ]
 
 
+def test_the_verdict_says_what_is_worse_equal_or_beyond_what_seeds_can_show(tmp_path):
+    """Eighths by seed: 6, 7, 8 of the baseline; two fewer or three; equally many fewer; 6 and 8 of two seeds."""
+    rights = {"regular": (6, 7, 8), "worse": (4, 5, 5), "equal": (3, 4, 5), "vary": (0, 8)}
+    folders = [
+        make_run(
+            tmp_path / f"{name}{seed}",
+            "1" * count + "0" * (8 - count),
+            seed=seed,
+            jepa={**LLM, "predictors": k} if k else None,
+        )
+        for k, (name, counts) in enumerate(rights.items())
+        for seed, count in enumerate(counts)
+    ]
+    where = "than regular in right answers (exact match)"
+    # Worse by 2, 2, 3 eighths: mean 29.17, std 7.22, t = 7 with 2 degrees of freedom, p .0198, times three arms .0594;
+    # without the others .0198. A difference of 7.22 / sqrt(3) * 5.653 can be shown, see above.
+    assert compare(folders[:6], tails="two").verdict.split("; ") == [
+        f"at equal steps, no arm is shown to be better {where}",
+        f"at equal steps, worse {where}: llm-jepa by -29.17 points [-47.09, -11.24] over 3 seeds "
+        "(two-tailed Holm p 0.0198)",
+        "3 seeds could have shown a difference of 23.6 points (in 80% of cases)",
+    ]
+    assert "worse" not in compare(folders[:6]).verdict
+    parts = compare(folders, tails="two").verdict.split("; ")
+    assert [part.partition(": ")[0] for part in parts] == [
+        f"at equal steps, no arm is shown to be better {where}",
+        "3 seeds could have shown a difference of 40.9 points (in 80% of cases)",
+        "no difference of llm-jepa K=3 could have been shown",
+        "differences that are equal for all seeds can't be tested",
+    ]
+    assert parts[-1].endswith(": those of llm-jepa K=2")
+
+
+def test_arms_without_a_common_seed_are_equal_in_no_known_budget(tmp_path):
+    folders = [make_run(tmp_path / "a", "1100", seed=1, flops=1e9)]
+    folders += [make_run(tmp_path / "b", "1110", seed=2, flops=1e9, jepa=LLM)]
+    comparison = compare(folders)
+    assert comparison.verdict == "without two seeds in common with the baseline nothing can be shown over seeds"
+    assert [row["equal"] for row in rows_of(tables(comparison)[1])] == ["–"]
+    assert comparison.table["equal"].tolist() == [None, None]
+    assert not any("comparable at equal FLOPs" in note for note in comparison.notes)
+    draw(comparison)
+
+
 def test_json_holds_every_number(runs):
     comparison = compare(runs)
     value = json.loads(FORMATS["json"](comparison))
@@ -290,6 +334,25 @@ def test_a_readout_in_which_arms_with_views_differ_is_a_note(runs):
         retrieve(run, 0.5)
     comparison = compare(runs)
     assert "read at" not in tables(comparison)[3].title and not any("readout" in note for note in comparison.notes)
+
+
+def test_retrieval_of_other_things_is_shown_and_not_compared(runs):
+    """A model of steps ranks the next steps, the regular one whole answers: no difference says anything."""
+    for run in runs:
+        retrieve(run, 0.5, behind_map=0.25)
+        if "jepa" in run.name:
+            change(run / "test.summary.json", "retrieval", "readout", "views", to="step-jepa")
+            change(run / "test.summary.json", "retrieval", "queries", to=1234)
+    comparison = compare(runs)
+    assert comparison.differences["llm-jepa"].retrieval == {}
+    assert comparison.retrieval == (
+        "by embeddings, the nearest answer is right: regular 50.0%, llm-jepa 50.0%; "
+        "behind a linear map: regular 25.0%, llm-jepa 25.0%"
+    )
+    assert (
+        "retrieval did not rank the same in all runs; where it did not, no difference is given: regular 11 queries "
+        "among 7 candidates (views llm-jepa); llm-jepa 1,234 queries among 7 candidates (views step-jepa)"
+    ) in comparison.notes
 
 
 def test_a_run_without_retrieval_leaves_its_arm_without(runs):

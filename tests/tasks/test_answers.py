@@ -92,6 +92,10 @@ def test_a_million_marks_are_no_work():
         ("6-18", "6"),
         ("1,200 (clips)", "1,200"),
         ("1,200.50 (clips)", "1,200.50"),
+        # Digits that commas join are one number, however they are grouped.
+        ("1,00,000 (clips)", "100000"),
+        ("-12,5", "-125"),
+        ("18, 5", "18"),
         ("١٨ (clips)", "18"),
         ("eighteen", None),
         # What says a number as a whole stays as it is.
@@ -167,7 +171,8 @@ SAID = (
     "The difference between their ages is 8 years. | If we add the eggs, the answer is 8"
 )
 NOT_SAID = (
-    "8 or 9 | 8-9 | The answer is 8 or 9 | x = 5, y = 8 | 2x = 8 | x != 8 | at least 8 | The answer is not 8 | "
+    "8 or 9 | 8-9 | The answer is 8 or 9 | x = 5, y = 8 | 2x = 8 | x != 8 | x \\not= 8 | at least 8 | "
+    "The answer is not 8 | "
     "The answer can't be 8 | It may be 8 | The answer is 8? | Step 2: 3 + 5 = 8 | 5:08 | The answer is eight"
 )
 

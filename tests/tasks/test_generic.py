@@ -90,6 +90,7 @@ def test_ground_truth_goes_before_the_text(answer, given, truth):
         ("#### eighteen", NO_ANSWER),
         (r"\boxed{}", NO_ANSWER),
         ("They eat **####** 18", None),
+        ("#### <<6*3=18>>18", None),
     ],
 )
 def test_an_answer_is_judged_where_it_is_marked(text, error):

@@ -33,6 +33,8 @@ def zoo(tmp_path_factory):
         # The rows of equal rank are the same.
         ("SELECT name FROM animal ORDER BY age DESC LIMIT 1", False),
         ("SELECT age FROM animal ORDER BY age -- by age", False),
+        ("SELECT name FROM animal ORDER /* young */ -- first\n BY age", True),
+        ("SELECT name AS [order by], age AS `limit` FROM animal", False),
         ("SELECT name FROM animal ORDER BY age -- limit 1", True),
         ("SELECT age, count(*) FROM animal GROUP BY age ORDER BY count(*)", True),
         ("SELECT DISTINCT name FROM animal ORDER BY age", True),

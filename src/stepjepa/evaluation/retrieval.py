@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.evaluation.output import RETRIEVAL
+from stepjepa.evaluation.output import RETRIEVAL, mean_with_interval
 from stepjepa.objectives.precision import without_autocast
 from stepjepa.objectives.view_embeddings import ViewEmbeddings
 from stepjepa.tasks.base import Task
@@ -41,7 +41,8 @@ def ranks_of_right(source: ArrayLike, candidates: ArrayLike, right: Sequence[Seq
     """Rank candidates by cosine, in float32, and return the ranks of the right ones.
 
     Of equally near candidates a wrong one ranks before a right one, so that collapsed embeddings score nothing. For the
-    same reason a right candidate whose cosine is not finite ranks last, and a wrong one first.
+    same reason a right candidate whose cosine is not finite ranks last, and a wrong one first. Equal candidates are
+    multiplied once: where a vector stands in a matrix changes the last bit of its products.
 
     Args:
         source: ``[Q, D]`` embeddings of the queries.
@@ -53,17 +54,26 @@ def ranks_of_right(source: ArrayLike, candidates: ArrayLike, right: Sequence[Seq
     """
     queries = F.normalize(torch.as_tensor(np.asarray(source), dtype=torch.float32), dim=-1)
     documents = F.normalize(torch.as_tensor(np.asarray(candidates), dtype=torch.float32), dim=-1)
+    documents, place = _distinct_rows(documents)
     ranks: list[NDArray[np.int64]] = []
-    block = max(1, _COSINES // max(1, len(documents)))
+    block = max(1, _COSINES // max(1, len(place)))
     for start in range(0, len(queries), block):
         with without_autocast(queries):
-            cosines = (queries[start : start + block] @ documents.T).numpy()  # [block, C]
+            cosines = (queries[start : start + block] @ documents.T).numpy()[:, place]  # [block, C]
         for row, indices in zip(cosines, right[start : start + block], strict=True):
             of_right = np.sort(np.nan_to_num(row[list(indices)], nan=-np.inf))[::-1]
             wrong = np.nan_to_num(np.delete(row, list(indices)), nan=np.inf)
             nearer = (wrong[None, :] >= of_right[:, None]).sum(1)
             ranks.append(nearer + np.arange(1, len(of_right) + 1))
     return ranks
+
+
+def _distinct_rows(vectors: torch.Tensor) -> tuple[torch.Tensor, NDArray[np.int64]]:
+    """Return the distinct rows of a matrix in the order of their first places, and for each row its index in them."""
+    numbers: dict[bytes, int] = {}
+    place = np.asarray([numbers.setdefault(row.tobytes(), len(numbers)) for row in vectors.numpy()], np.int64)
+    first = np.unique(place, return_index=True)[1]
+    return vectors[torch.from_numpy(first)], place
 
 
 def metrics(ranks: Ranks) -> dict[str, NDArray[np.float64]]:
@@ -81,17 +91,29 @@ def metrics(ranks: Ranks) -> dict[str, NDArray[np.float64]]:
     return {name: np.asarray(value, np.float64) for name, value in zip(RETRIEVAL, values, strict=True)}
 
 
-def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % percentile interval of a mean, over :data:`RESAMPLES` bootstrap samples of the values ``[Q]``.
+def mean_over_queries(values: NDArray[np.float64], record: NDArray[np.int64], seed: int = 0) -> dict[str, float | None]:
+    """Return the ``mean`` of the values ``[Q]``, and ``low`` and ``high`` of its 95 % interval.
+
+    The interval is the percentile interval of :data:`RESAMPLES` bootstrap samples of the records, since the queries of
+    one record are alike. Wilson's takes its place for a share of records with one query each, and for a share of 0 or
+    1, whose bootstrap samples are all equal.
 
     Args:
         values: one for each query.
+        record: ``[Q]`` index of the record of each query.
         seed: of the samples.
     """
+    place = np.unique(record, return_inverse=True)[1]
+    sums, counts = np.bincount(place, values), np.bincount(place)
+    mean = float(values.mean())
+    is_share = bool(np.isin(values, (0, 1)).all())
+    if is_share and (counts.max() == 1 or mean in (0, 1)):
+        return mean_with_interval([bool(total) for total in sums])
     generator = np.random.default_rng(seed)
-    means = [generator.choice(values, len(values)).mean() for _ in range(RESAMPLES)]
+    samples = (generator.integers(len(counts), size=len(counts)) for _ in range(RESAMPLES))
+    means = [sums[sample].sum() / counts[sample].sum() for sample in samples]
     low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)
+    return {"mean": mean, "low": float(low), "high": float(high)}
 
 
 # -- queries and candidates --------------------------------------------------------------------------------------------
@@ -122,7 +144,7 @@ class Retrieval:
         return {name: float(values.mean()) for name, values in metrics(self.ranks).items()}
 
     def summary(self) -> JsonObject:
-        """Return ``queries``, ``candidates``, ``readout``; ``mean``, ``low`` and ``high`` (bootstrap) of each metric.
+        """Return ``queries``, ``candidates``, ``readout``; ``mean``, ``low`` and ``high`` of each metric.
 
         ``without_pair`` says how many records are no queries, and why; it is missing if all are. ``equal_text_only``
         has the means if an equal answer with another text counts as wrong; None if there is no such answer.
@@ -131,8 +153,7 @@ class Retrieval:
         summary: JsonObject = {"queries": len(self.ranks), "candidates": self.candidates, "readout": readout}
         summary |= {} if self.without_pair is None else {"without_pair": self.without_pair}
         for name, values in metrics(self.ranks).items():
-            low, high = bootstrap_interval(values)
-            summary[name] = {"mean": float(values.mean()), "low": low, "high": high}
+            summary[name] = mean_over_queries(values, self.record)
         of_text = None if self.of_text is None else metrics(self.of_text)
         summary["equal_text_only"] = of_text and {name: float(values.mean()) for name, values in of_text.items()}
         return summary

@@ -193,5 +193,7 @@ def _leaves(value: object) -> list[object]:
 
 def _plain(value: object) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(item)}" for name, item in value.items())
+        nested = any(isinstance(item, Mapping) for item in value.values())
+        parts = (f"{name} ({_plain(item)})" if nested else f"{name} {_plain(item)}" for name, item in value.items())
+        return ", ".join(parts)
     return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -61,6 +61,11 @@ class Difference:
     holm: float | None = None  # p value of the headline score over seeds, Holm-corrected for the number of arms
     by_example_holm: float | None = None  # p value of by_example, Holm-corrected
 
+    @property
+    def budget(self) -> str | None:
+        """The budgets that match the baseline's, or ``neither``; None without a common seed, so that none is known."""
+        return ", ".join(self.equal) or ("neither" if self.seeds else None)
+
 
 @dataclass(frozen=True)
 class KeptOut:
@@ -97,47 +102,68 @@ class ComparedArms:
 
     @property
     def verdict(self) -> str:
-        """The arms better than the baseline (Holm's p of the headline below 0.05), and the detectable difference."""
+        """The arms better than the baseline (Holm's p of the headline below 0.05), and the detectable difference.
+
+        With two tails also the arms that are worse.
+        """
         if self.one_run is not None:
             return "; ".join([self.one_run, *self._changed_answers()])
-        return "; ".join([*self._winners(), self._detectable_difference()])
+        return "; ".join([*self._shown(), *self._detectable_differences()])
 
-    def _winners(self) -> Iterator[str]:
-        """Yield the arms better than the baseline, or that there is none, for each budget that arms share with it."""
-        claim = f"better than {self.baseline.name} in right answers ({score_words(self.scores['headline'])})"
-        better = {name: text for name, arm in self.differences.items() if (text := self._superiority(name, arm))}
+    def _shown(self) -> Iterator[str]:
+        """Yield the arms better than the baseline, or that there is none, for each budget that arms share with it.
+
+        Arms that are worse follow; a one-tailed test shows none.
+        """
+        scores = f"than {self.baseline.name} in right answers ({score_words(self.scores['headline'])})"
         for budget in (*EQUAL, None):
             # An arm with equal steps and equal FLOPs is in both groups.
-            names = [name for name, difference in self.differences.items() if budget in (difference.equal or (None,))]
+            arms = {
+                name: arm for name, arm in self.differences.items() if arm.seeds and budget in (arm.equal or (None,))
+            }
+            if not arms:
+                continue
             where = f"at equal {budget}" if budget else "at neither equal steps nor FLOPs"
-            winners = " and ".join(better[name] for name in names if name in better)
-            if names:
-                yield f"{where}, {claim}: {winners}" if winners else f"{where}, no arm is shown to be {claim}"
+            better, worse = (
+                " and ".join(filter(None, (self._significant(name, arm, sign) for name, arm in arms.items())))
+                for sign in (1, -1)
+            )
+            yield f"{where}, better {scores}: {better}" if better else f"{where}, no arm is shown to be better {scores}"
+            if worse:
+                yield f"{where}, worse {scores}: {worse}"
 
-    def _superiority(self, name: str, difference: Difference) -> str | None:
-        """Describe the difference of an arm that is better than the baseline; None for other arms."""
+    def _significant(self, name: str, difference: Difference, sign: int) -> str | None:
+        """Describe a significant difference from the baseline that has this sign; None for any other."""
         test, p = difference.measures["headline"], difference.holm
         if test is None or test.low is None or test.high is None or p is None:
             return None
-        if test.mean <= 0 or p >= 1 - statistics.LEVEL:
+        if sign * test.mean <= 0 or p >= 1 - statistics.LEVEL:
             return None
         points = f"{100 * test.mean:+.2f} points [{100 * test.low:+.2f}, {100 * test.high:+.2f}]"
         return f"{name} by {points} over {test.n} seeds ({self.tails}-tailed Holm p {p:.4f})"
 
-    def _detectable_difference(self) -> str:
-        """State the smallest differences that these seeds can detect, or why there are none."""
-        tests = [difference.measures["headline"] for difference in self.differences.values()]
-        tested = [test for test in tests if test is not None and test.n > 1]
-        detectable = [statistics.detectable(test, self.tails, len(tested)) for test in tested]
-        sizes = [100 * size for size in detectable if size is not None]
-        if sizes:
-            seeds = " or ".join(map(str, sorted({test.n for test in tested})))
-            upper = f" to {max(sizes):.1f}" if len(sizes) > 1 else ""
-            share = f"{statistics.POWER:.0%} of cases"
-            return f"{seeds} seeds could have shown a difference of {min(sizes):.1f}{upper} points (in {share})"
-        if tested:
-            return "differences that are equal for all seeds can't be tested"
-        return "without two seeds in common with the baseline nothing can be shown over seeds"
+    def _detectable_differences(self) -> Iterator[str]:
+        """Yield the smallest differences that these seeds can detect, and why some can't be detected or tested."""
+        tests = [(name, difference.measures["headline"]) for name, difference in self.differences.items()]
+        tested = {name: test for name, test in tests if test is not None and test.n > 1}
+        if not tested:
+            yield "without two seeds in common with the baseline nothing can be shown over seeds"
+            return
+        detectable = {name: statistics.detectable(test, self.tails, len(tested)) for name, test in tested.items()}
+        points = {name: 100 * size for name, size in detectable.items() if size is not None}
+        possible = {name: size for name, size in points.items() if size <= 100}
+        share = f"(in {statistics.POWER:.0%} of cases)"
+        if possible:
+            seeds = " or ".join(map(str, sorted({tested[name].n for name in possible})))
+            least, most = min(possible.values()), max(possible.values())
+            upper = f" to {most:.1f}" if len(possible) > 1 else ""
+            yield f"{seeds} seeds could have shown a difference of {least:.1f}{upper} points {share}"
+        for name, size in points.items():
+            if name not in possible:
+                needed = f"with {tested[name].n} seeds it would have to be {size:.1f} points {share}"
+                yield f"no difference of {name} could have been shown: {needed}"
+        if constant := [name for name in tested if name not in points]:
+            yield f"differences that are equal for all seeds can't be tested: those of {' and '.join(constant)}"
 
     def _changed_answers(self) -> Iterator[str]:
         """Yield the number of answers that changed between the folders of one run, trained several times."""

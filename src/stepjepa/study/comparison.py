@@ -99,7 +99,7 @@ class Comparison(ComparedArms):
         return row | {
             "p": test and getattr(test, TAILS[self.tails]),
             "Holm p": difference and difference.holm,
-            "equal": difference and (", ".join(difference.equal) or "neither"),
+            "equal": difference and difference.budget,
         }
 
     def plot(self) -> "Figure":
@@ -175,7 +175,8 @@ def compare(
     by_settings = {settings_key(arm.settings): arm.name for arm in arms}
     kept_out = tuple(KeptOut(run, by_settings.get(settings_key(run.settings))) for run in mixed)
     notes = [*notes_on_runs(ordered, differences), *notes_on_launches(ordered, kept_out)]
-    if one_run is None and not any("FLOPs" in difference.equal for difference in differences.values()):
+    paired = [difference for difference in differences.values() if difference.seeds]
+    if one_run is None and paired and not any("FLOPs" in difference.equal for difference in paired):
         share = f"within {SAME_FLOPS:.0%} of {ordered[0].name}"
         notes.insert(1, f"nothing here is comparable at equal FLOPs ({share}); add runs trained with `same_flop`")
     notes = [*notes_on_missing_trials([run for run in runs if isinstance(run, str | os.PathLike)]), *notes]
@@ -208,7 +209,9 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     by_seed = {run.seed: run for run in baseline.runs}
     pairs = [(run, by_seed[run.seed]) for run in arm.runs if run.seed in by_seed]
     own_runs, base_runs = zip(*pairs, strict=True) if pairs else ((), ())
-    retrieval = {name: _paired_t(own_runs, base_runs, name) for name in _RANKINGS}
+    # Shares of other questions, such as steps instead of whole answers, have no difference.
+    ranked_alike = all(own_run.ranked == base_run.ranked for own_run, base_run in pairs)
+    retrieval = {name: _paired_t(own_runs, base_runs, name) for name in _RANKINGS if ranked_alike}
     own, base = (all_known(run.verdicts("headline") for run in runs) for runs in (own_runs, base_runs))
     judged = list(zip(own, base, strict=True)) if own and base else []
     tokens = [math.fsum(all_known(run.figures["tokens"] for run in runs)) for runs in (own_runs, base_runs)]
@@ -221,7 +224,7 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
         seeds=tuple(run.seed for run in own_runs),
         measures={name: _paired_t(own_runs, base_runs, name) for name in MEASURES},
         retrieval={name: test for name, test in retrieval.items() if test is not None},
-        over_linear_map=_paired_t(own_runs, base_runs, HITS_AT_1, MAPPED_HITS_AT_1),
+        over_linear_map=_paired_t(own_runs, base_runs, HITS_AT_1, MAPPED_HITS_AT_1) if ranked_alike else None,
         by_seed={run.seed: sign_flip([both]) for run, both in zip(own_runs, judged, strict=bool(judged))},
         by_example=sign_flip(judged) if judged else None,
         gained_lenient_before=_gained_lenient_before(judged, all_known(run.verdicts("lenient") for run in base_runs)),

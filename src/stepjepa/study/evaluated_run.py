@@ -80,6 +80,8 @@ class _Ranking:
     mrr: _RetrievalScore
     ndcg_at_10: _RetrievalScore
     readout: JsonObject
+    queries: int | None = None
+    candidates: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +143,7 @@ class EvaluatedRun:
     mixed: tuple[str, ...] = ()  # changes between launches that affect the weights: no clean seed of its arm
     noted: tuple[str, ...] = ()  # other changes between launches: versions, machines, processes
     readout: str | None = None  # where the embeddings of retrieval were read
+    ranked: str | None = None  # what retrieval ranked: views, and numbers of queries and candidates
 
     def mean(self, measure: str) -> float | None:
         """Return the mean over examples of one of ``MEASURES``, or the value of one of the ``figures``."""
@@ -211,6 +214,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         loaded=record.loaded,
         trained_on=_describe_trained_on(file, summary),
         readout=None if summary.retrieval is None else describe_readout(summary.retrieval.readout),
+        ranked=None if summary.retrieval is None else _describe_ranked(summary.retrieval),
         fingerprints=record.fingerprints or Fingerprints(),
         mixed=tuple(record.changes(mixed=True)),
         noted=tuple(record.changes(mixed=False)),
@@ -236,6 +240,14 @@ def _ranking_figures(measures: Sequence[str], ranking: _Ranking | None) -> dict[
     """Return each of :data:`RETRIEVAL_MEASURES` or :data:`MAPPED_MEASURES`; None if it was not measured."""
     scores = [None if ranking is None else getattr(ranking, name) for name in RETRIEVAL]
     return {name: score and score.mean for name, score in zip(measures, scores, strict=True)}
+
+
+def _describe_ranked(ranking: _Ranking) -> str:
+    """Describe what was ranked: ``100 queries among 93 candidates (views llm-jepa)``."""
+    queries, candidates = (
+        "unknown" if count is None else f"{count:,}" for count in (ranking.queries, ranking.candidates)
+    )
+    return f"{queries} queries among {candidates} candidates (views {ranking.readout.get('views')})"
 
 
 def _required(folder: Path, name: str, part: T | None) -> T:

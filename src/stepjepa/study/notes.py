@@ -33,6 +33,10 @@ def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> It
         if len(kind) > 1:
             arms_of_kind = "arms with views" if has_views else "arms without views"
             yield f"the {arms_of_kind} differ in readout of retrieval: {'; '.join(sorted(kind))}"
+    ranked = {arm.name: dict.fromkeys(run.ranked for run in arm.runs if run.ranked is not None) for arm in arms}
+    if len({text for texts in ranked.values() for text in texts}) > 1:
+        described = "; ".join(f"{name} {' or '.join(texts)}" for name, texts in ranked.items() if texts)
+        yield f"retrieval did not rank the same in all runs; where it did not, no difference is given: {described}"
     shares = dict.fromkeys(run.trained_on for run in runs if run.trained_on is not None)
     for share in shares:
         folders = [run.folder for run in runs if run.trained_on == share]

@@ -93,7 +93,8 @@ def draw(comparison: ComparedArms, *, captioned: bool = True) -> Figure:
     if any(arm.spread(HITS_AT_1) is not None for arm in comparison.arms):
         measures[HITS_AT_1] = "nearest answer right"
     for name, difference in comparison.differences.items():
-        labels.append(f"{name} [{', '.join(difference.equal) or 'neither steps nor FLOPs'}]")
+        budget = "neither steps nor FLOPs" if difference.budget == "neither" else difference.budget
+        labels.append(f"{name} [{budget or 'no seed in common'}]")
     # A longer label would leave no room for the axes.
     labels = [label[:100] for label in labels]
     size = (3.2 * len(measures) + min(0.075 * max(map(len, labels)), 6) + 0.6, 0.42 * len(labels) + 1.7)

@@ -15,6 +15,7 @@ from stepjepa.study.statistics import PairedT, Spread
 from stepjepa.study.table import (
     FIGURE_FORMATS,
     FIGURE_HEADS,
+    UNKNOWN,
     Table,
     aligned_columns,
     formatted,
@@ -41,7 +42,7 @@ def overview(comparison: ComparedArms) -> Table:
                 f"{'* ' * (arm is best)}{formatted(spread and spread.mean, '{:.1%}')}{_deviation(spread)}",
                 formatted(100 * test.mean if test else None, "{:+.1f}") + ends,
                 _p_text(difference.holm if difference else None),
-                "baseline" if difference is None else ", ".join(difference.equal) or "neither",
+                "baseline" if difference is None else difference.budget or UNKNOWN,
             )
         )
     heads = ("arm", "runs", "right answers", "difference in points", "p", "same budget")
@@ -101,7 +102,7 @@ def _over_seeds(comparison: ComparedArms) -> Table:
     """Return the table of differences from the baseline, tested over seeds."""
     names, rows = comparison.measure_names(), []
     for name, difference in comparison.differences.items():
-        cells = [name, ", ".join(difference.equal) or "neither", str(len(difference.seeds))]
+        cells = [name, difference.budget or UNKNOWN, str(len(difference.seeds))]
         cells += [_in_points(difference.measures.get(name)) for name in names]
         test = difference.measures["headline"]
         cells += map(_p_text, (test and test.p_greater, test and test.p_two_sided, difference.holm))

@@ -242,7 +242,7 @@ def stated_number(text: str) -> Number | None:
     if match is None:
         return None
     subject, number = match["subject"].strip(" \t\n$"), parse_number(match["rest"])
-    if number is None or subject.endswith(("!", "<", ">")):
+    if number is None or subject.endswith(("!", "<", ">", "\\not")):
         return None
     # "x = 5, y = 8" states two answers, "6 * 3 = 18" one.
     calculated = match["copula"] != ":" and _CALCULATION.fullmatch(subject)
@@ -250,16 +250,22 @@ def stated_number(text: str) -> Number | None:
 
 
 _FIRST_NUMBER = re.compile(
-    rf"(?:(?<![\w)])(?P<sign>[-−–]))?\s?[$€£¥₹]?(?P<inner>-)?(?P<digits>{_INTEGER}(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?:(?<![\w)])(?P<sign>[-−–]))?\s?[$€£¥₹]?(?P<inner>-)?(?P<digits>[0-9]+(?:,[0-9]+)*(?:\.[0-9]+)?|\.[0-9]+)"
 )
 
 
 def first_number(text: str) -> str | None:
-    """Return a text unchanged if it states a number, else the first number in it; None if there is none."""
+    """Return a text unchanged if it states a number, else the first number in it; None if there is none.
+
+    Digits that commas join are one number, as in the official evaluation of GSM8K: ``1,00,000`` is not 1.
+    """
     if stated_number(text) is not None:
         return text
     match = _FIRST_NUMBER.search(plain_characters(text))
-    return None if match is None else ("-" if match["sign"] or match["inner"] else "") + match["digits"]
+    if match is None:
+        return None
+    number = ("-" if match["sign"] or match["inner"] else "") + match["digits"]
+    return number if parse_number(number) is not None else number.replace(",", "")
 
 
 def same_answer(answer: str, truth: str) -> bool:

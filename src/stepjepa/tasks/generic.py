@@ -108,6 +108,7 @@ def _ground_truth(record: Record) -> str | None:
 
 
 _MARK = re.compile(r"(?<!#)####(?!#)\s*")
+_CALCULATOR = re.compile(r"<<[^<>=\n]*=[^<>\n]*>>")  # annotation of the data set, <<48/2=24>>
 
 
 class Gsm8kTask(BoxedTask):
@@ -139,7 +140,7 @@ class Gsm8kTask(BoxedTask):
 
     def marked(self, text: str) -> list[str]:
         """Return the numbers that a response marks, in order; a line with ``####`` without a number is a heading."""
-        text = _MARK.sub("\n#### ", plain_characters(text))
+        text = _MARK.sub("\n#### ", _CALCULATOR.sub("", plain_characters(text)))
         numbers = list(map(first_number, marked_answers(text)))
         if not any(numbers) and "\n#### " in text:
             numbers = [first_number(before_special_token(text.rpartition("\n#### ")[2]))]
@@ -161,7 +162,7 @@ class Gsm8kTask(BoxedTask):
         if not _ends_in_number(answer):
             raise Unusable("'answer' does not end in a line '#### number'")
         if not calculator:
-            answer = re.sub(r"<<[^<>=\n]*=[^<>\n]*>>", "", answer)
+            answer = _CALCULATOR.sub("", answer)
         lines = answer.split("\n") if socratic else [line.split(" ** ", 1)[-1] for line in answer.split("\n")]
         if not steps:
             return chat_record(cls.system_prompt, question, "\n".join(lines))

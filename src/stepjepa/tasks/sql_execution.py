@@ -292,9 +292,10 @@ def result_name(database: str, sql: str, ordered: bool, seconds: float, memory: 
 
 def _settled(value: object) -> object:
     """Return a value in a form that equal numbers share: a whole float as an integer, others to twelve digits."""
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else float(f"{value:.12g}")
-    return value
+    if not isinstance(value, float):
+        return value
+    rounded = value if value.is_integer() else float(f"{value:.12g}")
+    return int(rounded) if rounded.is_integer() else rounded
 
 
 def _printed(rows: list[Row]) -> str:

@@ -5,7 +5,9 @@ import re
 QUOTES_AND_COMMENTS = r"""'[^']*'|"[^"]*"|--[^\n]*|/\*(?s:.*?)\*/"""
 """Quoted text and comments: keywords, semicolons and brackets inside of them do not count."""
 
-_PART = re.compile(rf"{QUOTES_AND_COMMENTS}|[()]|\border\s+by\b|\blimit\b", re.IGNORECASE)
+_NAMES = r"`[^`]*`|\[[^\]]*\]"  # of tables and columns, quoted in the other ways that SQLite reads
+_BLANK = r"(?>\s|--[^\n]*|/\*(?s:.*?)\*/)+"
+_PART = re.compile(rf"{QUOTES_AND_COMMENTS}|{_NAMES}|[()]|\border{_BLANK}by\b|\blimit\b", re.IGNORECASE)
 
 
 def orders_rows(sql: str) -> bool:

@@ -113,7 +113,7 @@ def _retrieval(name: str, summaries: Mapping[str, JsonObject]) -> list[Table]:
     as_it_is = {run: summary.get("retrieval") or {} for run, summary in summaries.items()}
     mapped = {run: retrieval.get("linear_map") or {} for run, retrieval in as_it_is.items()}
     title = f"Evaluation {name}: right answers by embeddings"
-    tables = [(f"{title}. Intervals are of 95% (bootstrap over queries)", as_it_is)]
+    tables = [(f"{title}. Intervals are of 95%, for the choice of examples", as_it_is)]
     tables += [(f"{title} behind a linear map, which is fitted on known pairs", mapped)]
     heads = ("run", "hits at 1", "hits at 10", "MRR", "nDCG@10", "queries", "candidates", "read at")
     return [
