@@ -93,7 +93,7 @@ def test_nothing_is_replaced_unasked(runs, tmp_path, capsys):
     assert table.read_text() == "mine"
     assert compare(*runs, "--output_file", table, "--overwrite") == 0
     assert table.read_text(encoding="utf-8").startswith(
-        "at equal steps, no arm is shown to be better than regular in right answers\n(exact match); 2 seeds"
+        "at equal steps, no arm is shown to be better than regular in right answers\n(exact match); no difference of"
     )
 
 
