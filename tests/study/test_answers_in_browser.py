@@ -138,3 +138,17 @@ def test_a_phone_scrolls_in_one_direction_in_either_theme(page, theme):
     assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     colour = page.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", colour)[:3])) > 3 * 128) is (theme == "light")
+
+
+def test_pages_of_answers_are_turned_by_keys(browser, tmp_path):
+    run = say(make_run(tmp_path / "run", "1" * 21), prompt="a", truth="b", generated="c")
+    (tmp_path / "page.html").write_text(make_page(read_runs([run])), encoding="utf-8")
+    browser.get(f"file://{tmp_path / 'page.html'}")
+    wait(browser, "return document.readyState === 'complete'")
+    page = browser.find_element("css selector", ".answers-pager [role=status]")
+    back, on = browser.find_elements("css selector", ".answers-pager button")
+    on.send_keys("\n")
+    # The last page: its button is disabled, and must not take the focus with it.
+    assert (page.text, browser.switch_to.active_element) == ("page 2 of 2", back)
+    back.send_keys("\n")
+    assert (page.text, browser.switch_to.active_element) == ("page 1 of 2", on)

@@ -12,8 +12,9 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.base.terminal import PALETTE
 from stepjepa.study.page.answers import answers_section, shown_text
-from stepjepa.study.page.charts import DASHES, POINTS, json_block, looks
+from stepjepa.study.page.charts import DASHES, POINTS, looks
 from stepjepa.study.page.logged_run import read_runs
+from stepjepa.study.page.markup import json_block
 from stepjepa.study.page.page import compare_runs
 from stepjepa.study.page.sections import (
     accuracy_section,
@@ -188,14 +189,14 @@ def test_retrieval_stands_beside_the_answers(arms):
     for place, folder in enumerate(arms):
         retrieve(folder, 0.02 + 0.71 * (place > 2), layer=2 if place > 2 else -1)
     section = comparison_section(compare_runs(read_runs(arms)))
-    assert "By embeddings, the nearest answer is right: regular 2.0%, step-jepa" in section.parts[0]["verdicts"][1]
+    assert "By embeddings, the nearest answer is right: regular 2.0%, step-jepa" in section.parts[0].verdicts[1]
     heads, regular, step = rows(section.html)[:3]
     assert heads[2:] == ["right answers", "difference in points", "p", "nearest answer right", "same budget"]
     assert (regular[5], step[5]) == ("2.0%", "73.0%")
     last = draw(compare_runs(read_runs(arms))[0][1]).axes[-1]
     assert (last.get_title(), last.get_xlabel()) == ("nearest answer right", "share of questions, %")
     # Every note is a sentence, and none holds a raw object.
-    assert section.parts[0]["notes"] and "{" not in "".join(section.parts[0]["notes"])
+    assert section.parts[0].notes and "{" not in "".join(section.parts[0].notes)
 
 
 def test_an_arm_has_one_colour_in_the_picture_and_in_the_curves(arms):
@@ -284,9 +285,9 @@ def test_retrieval_has_a_table_where_a_run_has_it(tmp_path):
     folders = [
         make_run(tmp_path / name, "110", jepa={"mode": "llm-jepa", "predictors": k}) for k, name in enumerate("ab")
     ]
-    assert len(accuracy_section(read_runs(folders)).parts[0]["tables"]) == 2
+    assert len(accuracy_section(read_runs(folders)).parts[0].tables) == 2
     retrieve(folders[1], 0.125)
-    table = accuracy_section(read_runs(folders)).parts[0]["tables"][1]
+    table = accuracy_section(read_runs(folders)).parts[0].tables[1]
     assert "Intervals are of 95%, for the choice of examples" in table.title
     readout = "views llm-jepa, layer -1, pooling last"
     cells = ("12.5% [7.5, 17.5]", "22.5% [17.5, 27.5]", "32.5% [27.5, 37.5]", "42.5% [37.5, 47.5]", "11", "7", readout)
@@ -299,7 +300,7 @@ def test_retrieval_behind_a_linear_map_has_a_table_of_its_own(tmp_path):
     ]
     retrieve(folders[0], 0.125)
     retrieve(folders[1], 0.125, behind_map=0.75)
-    table = accuracy_section(read_runs(folders)).parts[0]["tables"][2]
+    table = accuracy_section(read_runs(folders)).parts[0].tables[2]
     assert table.title.endswith("behind a linear map, which is fitted on known pairs")
     cells = (*["75.0% [75.0, 75.0]"] * 4, "11", "7", "views llm-jepa, layer 3, pooling last")
     assert table.rows == [("a", *["–"] * 7), ("b", *cells)]

@@ -197,6 +197,13 @@ def test_finished_trials_that_the_grid_has_no_more_are_found(tmp_path: Path) -> 
     assert folder_of(tmp_path, others).finished_outside_grid() == ["jepa_lbd1/seed1", "regular/seed1"]
 
 
+def test_a_trial_has_its_name_in_trackers_unless_the_grid_names_it(tmp_path: Path) -> None:
+    named, *_ = trials_of(run_name="mine")
+    trial, *_ = trials_of()
+    assert "--run_name=regular/seed1" in folder_of(tmp_path, [trial]).command(trial, "train")
+    assert "run_name" not in " ".join(folder_of(tmp_path, [named]).command(named, "train"))
+
+
 def refused(trial: Trial, text: str) -> Trial:
     return replace(trial, train={**trial.train, "refuse": text})
 

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stepjepa.base.counting import counted, listed
 from stepjepa.base.errors import UserError, visible
@@ -28,7 +27,7 @@ class _SweepGrid:
 @dataclass(frozen=True, kw_only=True)
 class _SweepTrial:
     name: str
-    label: Any
+    label: str
     arm: str
 
 
@@ -123,7 +122,7 @@ def _finished_trials(folder: Path) -> list[RunFolder]:
     """Return the run folders of the finished trials of a sweep; raise ``UserError`` if there is none."""
     sweep = _read_sweep(folder)
     finished = [
-        RunFolder(folder / trial.name, str(trial.label), trial.arm == sweep.grid.baseline)
+        RunFolder(folder / trial.name, trial.label, trial.arm == sweep.grid.baseline)
         for trial in sweep.trials
         if _is_finished(folder, trial)
     ]

@@ -70,7 +70,9 @@ class SweepFolder:
         run = str(self.run_folder(trial))
         if stage == "train":
             settings = ["--config", str(self.settings_file(trial))]
-            return [*self.launcher, stage, *settings, "--resume_from_checkpoint=auto", "--output_dir", run]
+            # Trackers such as W&B and MLflow would name every trial at random.
+            name = [] if "run_name" in trial.train else [f"--run_name={trial.name}"]
+            return [*self.launcher, stage, *settings, *name, "--resume_from_checkpoint=auto", "--output_dir", run]
         paths = ["--model_path", run, "--output_file", f"{run}/{EVALUATION}.jsonl"]
         return [*self.launcher, stage, *trial.evaluate, *paths]
 

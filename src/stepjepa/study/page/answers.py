@@ -7,8 +7,9 @@ from stepjepa.base.files import read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import visible_lines
 from stepjepa.evaluation.summary_text import score_words
-from stepjepa.study.page.charts import Section, json_block
 from stepjepa.study.page.logged_run import LoggedRun
+from stepjepa.study.page.markup import json_block
+from stepjepa.study.page.parts import Part, Section
 
 LONGEST = 4000
 """Maximum number of characters shown of an answer."""
@@ -18,7 +19,7 @@ def answers_section(runs: Sequence[LoggedRun]) -> Section:
     """Make the section of the answers of all evaluations; raise ``UserError`` if a file of answers can't be read."""
     evaluations = list(filter(None, [_answers(run, name) for run in runs for name in run.evaluations]))
     data = json_block("answers-data", evaluations)
-    return Section("answers", "Generated answers", [{"answers": data}] if evaluations else [])
+    return Section("answers", "Generated answers", [Part(answers=data)] if evaluations else [])
 
 
 def _answers(run: LoggedRun, evaluation: str) -> JsonObject:

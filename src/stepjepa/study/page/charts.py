@@ -1,12 +1,8 @@
-"""Render sections, data and charts as safe markup: text of users, models and files never becomes HTML."""
+"""Charts of the columns of ``metrics.jsonl`` over steps, which ``templates/charts.js`` draws."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
 from itertools import cycle
 
-from jinja2 import Environment, PackageLoader
-from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from stepjepa.base import terminal
@@ -15,6 +11,7 @@ from stepjepa.base.terminal import PALETTE
 from stepjepa.store.metric_names import HELD_OUT, set_and_metric
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.page.logged_run import LoggedRun, is_number
+from stepjepa.study.page.markup import json_block
 
 DASHES = {"solid": "none", "dash": "8 4", "dot": "3 3", "dashdot": "8 3 3 3", "longdash": "12 4"}
 """Line style -> its SVG dash array. Line styles distinguish runs beside their colours."""
@@ -29,47 +26,6 @@ _SHARES = ("answer_", "retrieval")
 
 Look = Mapping[str, tuple[str, str]]
 """Name of a run -> its colour and line style."""
-
-
-Part = JsonObject
-"""Variables of ``templates/section.html``: heading, texts, tables, charts, and so on."""
-
-
-def read_template(name: str) -> str:
-    """Return the text of a file in ``templates``."""
-    return (files("stepjepa.study.page") / "templates" / name).read_text(encoding="utf-8")
-
-
-def render(template: str, **values: object) -> Markup:
-    """Fill in a template; escape every value that is not ``Markup``, including control characters."""
-    loader = PackageLoader("stepjepa.study.page")
-    environment = Environment(loader=loader, autoescape=True, finalize=_visible, trim_blocks=True, lstrip_blocks=True)
-    return Markup(environment.get_template(template).render(values))
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of the page: its HTML ``id``, its heading and its parts."""
-
-    anchor: str
-    title: str
-    parts: Sequence[Part]
-
-    @property
-    def html(self) -> Markup:
-        """The section as safe markup."""
-        return render("section.html", parts=self.parts)
-
-
-def _visible(value: object) -> object:
-    """Return the value as the page shows it: control characters are made visible unless it is ``Markup``."""
-    return terminal.visible_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def json_block(name: str, value: object) -> Markup:
-    """Return an element ``<script type="application/json" id=NAME>`` with data; NaN and infinity become null."""
-    text = htmlsafe_json_dumps(terminal.finite(value), allow_nan=False, separators=(",", ":"))
-    return Markup('<script type="application/json" id="{}">{}</script>').format(name, text)
 
 
 def looks(runs: Sequence[LoggedRun], comparison: ComparedArms | None) -> Look:

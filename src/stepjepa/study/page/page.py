@@ -13,8 +13,10 @@ from stepjepa.base.terminal import visible_lines
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.comparison import compare
 from stepjepa.study.page.answers import answers_section
-from stepjepa.study.page.charts import Section, looks, read_template, render
+from stepjepa.study.page.charts import looks
 from stepjepa.study.page.logged_run import LoggedRun, by_evaluation, read_runs
+from stepjepa.study.page.markup import read_template, render
+from stepjepa.study.page.parts import Section
 from stepjepa.study.page.sections import (
     ComparedEvaluation,
     accuracy_section,

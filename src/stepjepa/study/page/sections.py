@@ -4,6 +4,7 @@ import base64
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +15,9 @@ from stepjepa.evaluation.summary_text import describe_readout
 from stepjepa.store.metric_names import HELD_OUT, set_and_metric
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.evaluated_run import HITS_AT_1
-from stepjepa.study.page.charts import DASHES, Look, Part, Section, curves
+from stepjepa.study.page.charts import DASHES, Look, curves
 from stepjepa.study.page.logged_run import LoggedRun, by_evaluation, is_number
+from stepjepa.study.page.parts import Part, Section
 from stepjepa.study.plot import CAPTION, picture
 from stepjepa.study.table import UNKNOWN, Table, formatted, interval
 from stepjepa.study.tables import legend, overview, tables
@@ -33,17 +35,25 @@ def comparison_section(compared: Sequence[ComparedEvaluation]) -> Section:
     """Make the section of each comparison: its verdict, a table with its legend, a picture, and all other tables."""
     parts = []
     for name, comparison, reason in compared:
-        part: Part = {"heading": f"Evaluation {name}" if len(compared) > 1 else ""}
+        heading = f"Evaluation {name}" if len(compared) > 1 else ""
         if comparison is None:
-            part["warnings"] = [f"The runs are not compared: {reason}"]
+            parts.append(Part(heading=heading, warnings=[f"The runs are not compared: {reason}"]))
         else:
-            sentences = [f"{text[0].upper()}{text[1:]}." for text in comparison.sentences]
-            part |= {"verdicts": sentences, "notes": [*map(spelled, comparison.notes)]}
-            part |= {"tables": [_beside_answers(comparison)], "legend_texts": legend(comparison)}
-            part["pictures"] = [(CAPTION, _embedded("svg+xml", picture(comparison, "svg", captioned=False)))]
-            part["more"] = ("All scores, losses, costs and tests of the arms", tables(comparison))
-        parts.append(part)
+            parts.append(replace(_comparison(comparison), heading=heading))
     return Section("arms", "Which arm is better", parts)
+
+
+def _comparison(comparison: ComparedArms) -> Part:
+    """Return the part of a comparison."""
+    drawn = _embedded("svg+xml", picture(comparison, "svg", captioned=False))
+    return Part(
+        verdicts=[f"{text[0].upper()}{text[1:]}." for text in comparison.sentences],
+        tables=[_beside_answers(comparison)],
+        table_legend=legend(comparison),
+        pictures=[(CAPTION, drawn)],
+        notes=[*map(spelled, comparison.notes)],
+        more=("All scores, losses, costs and tests of the arms", tables(comparison)),
+    )
 
 
 def _beside_answers(comparison: ComparedArms) -> Table:
@@ -93,13 +103,14 @@ def _scores_and_errors(name: str, runs: Sequence[LoggedRun]) -> Part:
     title = f"Evaluation {name}: {'; '.join(descriptions)}. Intervals are of 95% (Wilson), for the choice of examples"
     heads = ("run", *("stopped by itself" if score == "stopped" else score for score in scores))
     heads = (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled")
-    part: Part = {"tables": [_known(title, heads[: first + 1], [row[: first + 1] for row in rows])]}
-    part["tables"] += _retrieval(name, summaries)
+    shown = [_known(title, heads[: first + 1], [row[: first + 1] for row in rows])]
+    shown += _retrieval(name, summaries)
     if kinds:
-        part["tables"].append(Table(f"Evaluation {name}: wrong answers by kind", ("run", *kinds), errors))
+        shown.append(Table(f"Evaluation {name}: wrong answers by kind", ("run", *kinds), errors))
     other = (heads[0], *heads[first + 1 :])
     others = _known(f"Evaluation {name}: other figures", other, [(row[0], *row[first + 1 :]) for row in rows])
-    return part | ({"more": ("Other scores, losses and cosines", [others])} if len(others.columns) > 1 else {})
+    more = ("Other scores, losses and cosines", [others]) if len(others.columns) > 1 else None
+    return Part(tables=shown, more=more)
 
 
 def _known(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -187,7 +198,7 @@ def steps_section(runs: Sequence[LoggedRun], look: Look) -> Section:
     texts += ["Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."]
     texts += ["Point at a line for its numbers; drag to zoom, double-click to see all."]
     charts = curves(runs, list(charted), look)
-    part = {"warnings": warnings, "texts": texts, "charts": charts, "legend": legend if len(runs) > 1 else []}
+    part = Part(warnings=warnings, texts=texts, run_legend=legend if len(runs) > 1 else [], charts=charts)
     return Section("steps", "Over steps", [part] if charts else [])
 
 
@@ -202,7 +213,7 @@ def embedding_section(runs: Sequence[LoggedRun], analysis: str | None = None) ->
     folder = Path(analysis) if analysis else next(inside, None)
     files = [] if folder is None else sorted(folder.glob("*.png"), key=lambda file: file.name != "projection.png")
     pictures = [(file.stem.replace("_", " "), _embedded("png", file.read_bytes())) for file in files]
-    part = {"texts": ["Drawn by stepjepa analyze."], "pictures": pictures}
+    part = Part(texts=["Drawn by stepjepa analyze."], pictures=pictures)
     return Section("embeddings", "Embeddings of the views", [part] if pictures else [])
 
 
@@ -226,5 +237,5 @@ def overview_section(runs: Sequence[LoggedRun]) -> Section:
     for run in runs:
         command = shlex.join(["stepjepa", *map(str, run.get("command") or ())])
         details.append((run.name, command, json.dumps(run.run, indent=2, ensure_ascii=False)))
-    part = {"tables": [_known("Runs", ("run", *_FACTS), facts)], "records": details}
+    part = Part(tables=[_known("Runs", ("run", *_FACTS), facts)], records=details)
     return Section("overview", "What was trained", [part])

@@ -149,6 +149,8 @@
     if (!button) return;
     page += Number(button.dataset.step);
     draw();
+    // A button that was disabled has no focus any more, and keys would start from the top of the page.
+    if (button.disabled) root.querySelector(".answers-pager button:enabled")?.focus();
     root.querySelector(".answers-status").scrollIntoView({ block: "start" });
   });
 
