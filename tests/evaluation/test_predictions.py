@@ -88,11 +88,16 @@ def test_a_missing_prediction_is_an_error(files, capsys):
     [
         ('{"index": 3, "generated": "a"}', "predictions.jsonl:1: 'index' is 3, expected a whole number from 0 to 2"),
         ('{"index": true, "generated": "a"}', "'index' is True"),
-        ('{"index": 0, "generated": 4}', "'generated' must be a string"),
-        ('{"index": 0, "generated": []}', "a list of at least one"),
-        ('{"index": 0, "generated": "a", "stopped": "yes"}', "'stopped' must be true, false"),
+        ('{"index": 0, "generated": 4}', "'generated' has 4, expected a text or a list of at least one"),
+        ('{"index": 0, "answer": "a"}', "predictions.jsonl:1: no 'generated'"),
+        ('{"index": 0, "answer": "a"}', "the line has index, answer"),
+        ('{"index": 0, "generated": []}', "'generated' is an empty list"),
+        ('{"index": 0, "generated": "a", "stopped": "yes"}', "'stopped' is 'yes', expected true or false"),
         ('{"index": 0, "generated": "a"}\n{"index": 0, "generated": "b"}', ":2: 'index' is 0, expected"),
-        ('{"index": 0, "generated": "a"}\n{"index": 1, "generated": ["a", "b"]}', "1 to 2 samples per record"),
+        (
+            '{"index": 0, "generated": "a"}\n{"index": 1, "generated": ["a", "b"]}',
+            "1 sample at index 0, 2 samples at index 1; give",
+        ),
         ("nonsense", "predictions.jsonl:1: not valid JSON"),
     ],
 )

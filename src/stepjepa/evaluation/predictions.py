@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import claimed_output, fingerprint, read_jsonl, write_json, write_jsonl
 from stepjepa.base.json_object import JsonObject
@@ -72,15 +73,18 @@ def _read_answers(
                 f"'index' is {index!r}, expected a whole number from 0 to {size - 1} (the position in the test file)"
             )
             raise UserError(f"{fault} that no other line has", path=path, line=number)
-        answers[index] = _read_samples(line)
-        if not answers[index]:
-            fault = "'generated' must be a string, or a list of at least one; 'stopped' must be true, false or missing"
-            raise UserError(fault, path=path, line=number)
+        try:
+            answers[index] = _read_samples(line)
+        except ValueError as error:
+            raise UserError(str(error), path=path, line=number) from None
         # It decides whether an answer begins inside a thought.
         prompts[index] = prompt if isinstance(prompt := line.get("prompt"), str) else None
-    counts = {len(samples) for samples in answers.values()}
+    counts = {len(samples): index for index, samples in answers.items()}
     if len(counts) > 1:
-        raise UserError(f"{min(counts)} to {max(counts)} samples per record; give every record as many", path=path)
+        found = ", ".join(
+            f"{counted(count, 'sample')} at index {counts[count]}" for count in (min(counts), max(counts))
+        )
+        raise UserError(f"{found}; give every record as many", path=path)
     missing = [index for index in wanted if index not in answers]
     if missing:
         fault = f"no prediction for {len(missing)} of {len(wanted)} records (the first is index {missing[0]})"
@@ -89,14 +93,22 @@ def _read_answers(
 
 
 def _read_samples(line: JsonObject) -> list[Answer]:
-    """Return the answers of a line, which ``stepjepa evaluate`` may have written; none if one of them is wrong."""
+    """Return the answers of a line, which ``stepjepa evaluate`` may have written; ValueError if one is wrong."""
     content = line.get("samples") or line.get("generated")
+    if content is None:
+        raise ValueError(f"no 'generated', the answer as text or a list of samples; the line has {', '.join(line)}")
     parts = content if isinstance(content, list) else [content]
+    if not parts:
+        raise ValueError("'generated' is an empty list, expected a text or a list of at least one")
     answers: list[Answer] = []
     for part in parts:
         about = part if isinstance(part, dict) else line | {"generated": part}
         text, stopped = about.get("generated"), about.get("stopped")
-        if not isinstance(text, str) or not isinstance(stopped, bool | None):
-            return []
+        if not isinstance(text, str):
+            raise ValueError(f"'generated' has {text!r:.50}, expected a text or a list of at least one")
+        if not isinstance(stopped, bool | None):
+            raise ValueError(
+                f"'stopped' is {stopped!r:.50}, expected true or false; leave it out where it is not known"
+            )
         answers.append(Answer(text, stopped))
     return answers
