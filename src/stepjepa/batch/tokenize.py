@@ -17,10 +17,11 @@ import numpy as np
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.spool import BLOCK
 from stepjepa.batch.main_text import MainText
+from stepjepa.batch.pair_renderer import PairRenderer
 from stepjepa.batch.unread_answer import before_unread_answer
-from stepjepa.batch.view_text import PairText, ViewText, step_views
+from stepjepa.batch.view_text import PairText
 from stepjepa.chat.plain_template import PlainTemplate
-from stepjepa.chat.special_tokens import predictor_ids, predictor_token
+from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, overlap
 from stepjepa.chat.turn_text import Rendered, Turn
@@ -28,7 +29,6 @@ from stepjepa.chat.turns import TurnError
 from stepjepa.chat.unused import NOT_USED, contents_without_use, parts_without_use
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.views.layouts import LAYOUTS, message_text
 from stepjepa.views.sequences import Ids, Pair, TokenizedRecord
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ class RecordTokenizer:
         self._without_use = dict[str, None]()  # parts of the records so far that the template does not read
         self.counts: Counter[str] = Counter()  # of the records so far, by the names of ``COUNTS``
         self._without_pair: Counter[str] = Counter()  # reason -> number of records without a pair
-        # The same as text.
-        self.predictor_text = "".join(predictor_token(number) for number in range(1, len(self.predictors) + 1))
+        self.renderer = PairRenderer(self.template, config)
         self._texts = TextTokenizer(tokenizer)
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._padding = -1 if padding is None else int(padding)
@@ -205,95 +204,9 @@ class RecordTokenizer:
         reasons = [f"{reason} ({count:,})" for reason, count in self._without_pair.most_common()]
         return next(iter(self._without_pair)) if len(reasons) == 1 else "; ".join(reasons)
 
-    def _why_no_pair(self, record: Record, rendered: Sequence[PairText]) -> str:
-        """Return the reason for which a record gives no pair; ``rendered`` are its pairs before truncation."""
-        if rendered:
-            return "its views are cut off at max_length"
-        if self.config.mode == "step-jepa":
-            return "the last answer has too few steps"
-        if record.views is not None:
-            return "one of its views is empty"
-        exchanges = LAYOUTS[str(self.config.layout)].partners(record.messages)
-        # Without a chat format a record is its last exchange.
-        ordinal, place = ("last", -1) if self.config.plain else ("first", 0)
-        if not exchanges:
-            return "it has no question with an answer"
-        question, answer = (record.messages[index] for index in exchanges[place])
-        if not message_text(question):
-            return "a question is empty"
-        fault = "not trained" if message_text(answer) else "a tool call" if answer.get("tool_calls") else "without text"
-        return f"the answer behind the {ordinal} question is {fault}"
-
     def pairs(self, record: Record, turns: Sequence[Turn]) -> list[PairText]:
-        """Return the pairs of a record; the first view of each predicts the second (before ``reverse_pred``).
-
-        * Step-JEPA: steps of the last turn, each with the step ``pair_distance`` later.
-        * LLM-JEPA: the record's explicit views, if it has any; else the pairs that ``partners`` of the layout picks,
-          a question and its answer, if both have a text. In layouts with ``views_in_text`` the first message of
-          a pair is a part of the chat; otherwise it is rendered alone.
-        """
-        pairs: list[PairText] = []
-        if self.config.mode == "step-jepa":
-            pairs = self._step_pairs(turns)
-        elif self.config.mode == "llm-jepa" and record.views is not None:
-            pairs = [
-                PairText(0, self._alone(0, "user", source), self._alone(1, "assistant", target))
-                for source, target in record.views
-                if source.strip() and target.strip()
-            ]
-        elif self.config.mode == "llm-jepa":
-            pairs = self._message_pairs(record, turns)
-        return pairs[:1] if self.config.pairs == "first" else pairs
-
-    def _step_pairs(self, turns: Sequence[Turn]) -> list[PairText]:
-        """Pair the steps of the last turn, each with the step ``pair_distance`` later."""
-        config, last = self.config, len(turns) - 1
-        steps = step_views(turns[-1], config.step_separator, config.steps_from)
-        return [PairText(last, *pair) for pair in zip(steps, steps[config.pair_distance :], strict=False)]
-
-    def _message_pairs(self, record: Record, turns: Sequence[Turn]) -> list[PairText]:
-        """Pair the messages that ``partners`` of the layout picks, if both have a text and the second one is trained.
-
-        ``UserError`` if the layout reads the first message in its chat, and the template rewrites it there.
-        """
-        layout, messages = LAYOUTS[str(self.config.layout)], record.messages
-        pairs: list[PairText] = []
-        for start, end in layout.partners(messages):
-            # The first turn that is rendered with both messages.
-            number = next((n for n, turn in enumerate(turns) if turn.message >= max(start, end)), None)
-            source, target = message_text(messages[start]), message_text(messages[end])
-            if number is None or messages[end].get("weight", 1) == 0 or not (source and target):
-                continue
-            if layout.views_in_text:
-                first = ViewText(turns[number], *turns[number].spans[start])
-                if first.start == first.end:
-                    fault = "the chat template rewrites a message, so that its content can't be found"
-                    raise UserError(f"{fault}; use `layout separate`, which reads it alone")
-            else:
-                first = self._alone(0, messages[start]["role"], source)
-            pairs.append(PairText(number, first, self._alone(1, messages[end]["role"], target)))
-        # Without a chat format a record is its last exchange.
-        return pairs[-1:] if self.config.plain else pairs
-
-    def _alone(self, place: int, role: str, content: str) -> ViewText:
-        """Render a view as a message alone in the template.
-
-        A source's predictors are added to the text before it is tokenised. Added to the tokens, they could end up
-        behind a token that joins content and template, such as OLMo-2's ``?`` with the line end.
-
-        Args:
-            place: 0 for the first view of a pair, 1 for the second one.
-            role: of the message.
-            content: of the message.
-        """
-        # The second view is the source where it predicts the first one.
-        is_source, front = place == (1 if self.config.reverse_pred else 0), self.config.front_pred
-        added = self.predictor_text if is_source else ""
-        alone = self.template.render_alone(role, added + content if front else content + added)
-        start, end = alone.spans[0]
-        # The record's own text; special tokens spelled in it are plain text.
-        plain_span = (start + len(added), end) if front else (start, end - len(added))
-        return ViewText(alone._replace(spans=(plain_span,)), start, end, len(self.predictors) if is_source else 0)
+        """Return the pairs of a record as texts; ``turns`` are those of :meth:`turns`."""
+        return self.renderer.pairs(record, turns)
 
     def _assemble(
         self,
@@ -394,7 +307,7 @@ class RecordTokenizer:
                 line=record.line,
             )
         self.counts["without a pair"] += 1
-        self._without_pair[self._why_no_pair(record, rendered)] += 1
+        self._without_pair[self.renderer.reason_without_pair(record, rendered)] += 1
 
     def _too_long(self, record: Record, tokens: TurnTokens) -> bool:
         """Return whether a turn has more than ``max_length`` tokens; raise ``UserError`` if that is an error."""

@@ -154,7 +154,7 @@ def _shown(written: _Written) -> str:
 def _written(embedder: Embedder) -> _Written:
     """Determine the text that the tokenizer of views puts around a text, and how the template trims it."""
     tokenizer = embedder.tokenizer
-    predictors = tokenizer.predictor_text if embedder.side == "source" else ""
+    predictors = tokenizer.renderer.predictor_text if embedder.side == "source" else ""
     front, behind = (predictors, "") if tokenizer.config.front_pred else ("", predictors)
     before, _ = tokenizer.written(_PROBE, embedder.side)
     padded = f"\n {_PROBE} \n"
