@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from stepjepa.chat.special_tokens import add_predictor_tokens
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.models.presets import train_tokenizer
 from tiny import make_model, make_record
 

@@ -20,7 +20,8 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record, parse_record
+from stepjepa.data.record import Record
+from stepjepa.data.records import parse_record
 from stepjepa.models.attention import tree_mask
 from stepjepa.models.encode import decoder_inputs, flat_states
 from stepjepa.views.sequences import SampledRecord, TokenizedRecord

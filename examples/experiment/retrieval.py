@@ -33,7 +33,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.base.files import atomic_write
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right

@@ -16,7 +16,7 @@ _NAMES = {
     "config.lora": "LoraSettings",
     "config.run": "RunConfig",
     "base.errors": "UserError",
-    "data.records": "Record",
+    "data.record": "Record",
     "data.sources": "read_records",
     "views.layouts": "ReadoutOptions layout",
     "views.sequences": "Pair Readout TokenSequence TokenizedRecord View hash_tokens main_sequence",
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from stepjepa.config.jepa import JepaConfig as JepaConfig
     from stepjepa.config.lora import LoraSettings as LoraSettings
     from stepjepa.config.run import RunConfig as RunConfig
-    from stepjepa.data.records import Record as Record
+    from stepjepa.data.record import Record as Record
     from stepjepa.data.sources import read_records as read_records
     from stepjepa.evaluation.linear_map import fit_linear_map as fit_linear_map
     from stepjepa.evaluation.run import evaluate as evaluate

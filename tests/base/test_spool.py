@@ -9,7 +9,8 @@ import pytest
 from stepjepa.base import spool
 from stepjepa.base.files import write_jsonl
 from stepjepa.base.spool import Spooled
-from stepjepa.data.records import Record, parse_record
+from stepjepa.data.record import Record
+from stepjepa.data.records import parse_record
 from stepjepa.data.sources import read_records
 
 

@@ -23,7 +23,7 @@ from stepjepa.batch.prepare import prepare
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.views.layouts import LAYOUTS, Layout
 from stepjepa.views.sequences import SampledRecord, TokenizedRecord, common_prefix
 

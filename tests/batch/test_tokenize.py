@@ -16,7 +16,7 @@ from stepjepa.batch.view_text import step_views
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.views.layouts import LAYOUTS, Layout
 from stepjepa.views.sequences import TokenizedRecord
 

@@ -19,7 +19,8 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.batch.trained_text import trained_text
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record, parse_record
+from stepjepa.data.record import Record
+from stepjepa.data.records import parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.running.first_screen import describe_template, describe_turns
 

@@ -16,7 +16,8 @@ from stepjepa.batch.flat_record import flattened, unflattened
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record, parse_record
+from stepjepa.data.record import Record
+from stepjepa.data.records import parse_record
 from stepjepa.views.sequences import TokenizedRecord, View
 
 REGULAR = JepaConfig(mode="regular", max_length=4096)

@@ -13,7 +13,7 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.special_tokens import END_OF_TURN, PERCEPTION, add_plain_tokens
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.views.sequences import SampledRecord, TokenSequence
 
 CHAT = [

@@ -18,7 +18,7 @@ from stepjepa.chat.special_tokens import add_predictor_tokens, all_predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer, _tokenize, overlap
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.evaluation.prompts import make_examples
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.tasks.base import Continuation

@@ -13,7 +13,9 @@ import pyarrow.parquet
 import pytest
 
 from stepjepa.base.errors import UserError
-from stepjepa.data.records import Record, as_records, describe_unused, parse_record
+from stepjepa.data.reading_notes import describe_unused
+from stepjepa.data.record import Record
+from stepjepa.data.records import as_records, parse_record
 from stepjepa.data.row_error import RowError
 from stepjepa.data.sources import read_records
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepjepa.base.errors import UserError
-from stepjepa.data.records import Record, as_records, parse_record
+from stepjepa.data.record import Record
+from stepjepa.data.records import as_records, parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.data.steps import find_steps
 from stepjepa.data.summarising import Summariser, records_fingerprint, system_prompts

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepjepa.base.errors import UserError
+from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.formats import FORMATS
-from stepjepa.data.records import BadRecords
 from stepjepa.data.sources import each_record_of_source, read_records, read_rows
 
 ROWS = [

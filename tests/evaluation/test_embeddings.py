@@ -16,7 +16,7 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.evaluation.embeddings import ViewEmbeddings, similarity_config
 from stepjepa.evaluation.run import embed_views
 from stepjepa.models.attention import enable_trees

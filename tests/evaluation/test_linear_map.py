@@ -16,7 +16,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.evaluation.map_fitting import choose, fit_map, places_to_try
 from stepjepa.evaluation.mapped_retrieval import not_in_test, rank_behind_map
 from stepjepa.evaluation.run import embed_views, pair_embedder

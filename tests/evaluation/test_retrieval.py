@@ -18,7 +18,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.evaluation import retrieval as module
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.retrieval import (

@@ -19,7 +19,7 @@ from stepjepa import Jepa, JepaConfig
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.evaluation.stored_map import SUFFIX
 from stepjepa.objectives.embedding import normalised
 from stepjepa.objectives.linear_map import LinearMap

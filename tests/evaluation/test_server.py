@@ -21,7 +21,7 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.cli.main import main
 from stepjepa.config.server import KEY_VARIABLE
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation import prompts
 from stepjepa.evaluation import server as servers

@@ -11,7 +11,8 @@ import served_forms
 from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record, parse_record
+from stepjepa.data.record import Record
+from stepjepa.data.records import parse_record
 
 CONFIG = JepaConfig(mode="regular", max_length=4096)
 

@@ -16,7 +16,8 @@ from stepjepa.base.errors import UserError
 from stepjepa.batch.prepare import prepare
 from stepjepa.chat.special_tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record, parse_record
+from stepjepa.data.record import Record
+from stepjepa.data.records import parse_record
 from stepjepa.inspection.record import Inspection, inspect_records, token_text, visible_matrix
 from stepjepa.inspection.record_text import COLOURS, EDGE, NO_TEXT, READ, as_text, title, visible_text
 from stepjepa.inspection.served import ShownTurn, shown_turns

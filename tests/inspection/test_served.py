@@ -18,7 +18,8 @@ from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer, TurnTokens
 from stepjepa.chat.turn_ends import TurnEnds
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record, parse_record
+from stepjepa.data.record import Record
+from stepjepa.data.records import parse_record
 from stepjepa.inspection.served import shown_turns
 from stepjepa.inspection.verification import Subject, check_end_of_turn, check_pairs, check_served_folder, verify
 

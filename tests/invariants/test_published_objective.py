@@ -15,7 +15,7 @@ from torch import Tensor
 
 import tiny
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.objective import Objective, jepa_loss
 

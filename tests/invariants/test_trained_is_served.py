@@ -27,7 +27,8 @@ from stepjepa.base.files import write_json
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record, parse_record
+from stepjepa.data.record import Record
+from stepjepa.data.records import parse_record
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.setup import set_up

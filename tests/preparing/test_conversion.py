@@ -10,7 +10,8 @@ import pytest
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_jsonl
-from stepjepa.data.records import BadRecords, parse_record
+from stepjepa.data.bad_records import BadRecords
+from stepjepa.data.records import parse_record
 from stepjepa.data.steps import find_steps
 from stepjepa.preparing.conversion import (
     CONVERSIONS,

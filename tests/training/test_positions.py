@@ -10,7 +10,7 @@ import tiny
 from stepjepa.batch.prepare import prepare
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.training.checks import check_positions
 
 LONG = " ".join(str(number) for number in range(97))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stepjepa.base.errors import UserError
 from stepjepa.batch.view_text import PairText, ViewText, step_views
-from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.special_tokens import predictor_token
-from stepjepa.chat.template import ChatTemplate
-from stepjepa.chat.turn_text import Turn
+from stepjepa.chat.turn_text import Rendered, Turn
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.views.layouts import LAYOUTS, message_text
 
 
@@ -19,15 +17,15 @@ class PairRenderer:
     """Renders the pairs of records for one configuration.
 
     Args:
-        template: renders the messages that are views of their own.
+        render_alone: renders a message alone, by its role and its content.
         config: mode, layout and predictor tokens.
 
     Attributes:
         predictor_text: the predictor tokens as text.
     """
 
-    def __init__(self, template: ChatTemplate | PlainTemplate, config: JepaConfig) -> None:
-        self._template, self._config = template, config
+    def __init__(self, render_alone: Callable[[str, str], Rendered], config: JepaConfig) -> None:
+        self._render_alone, self._config = render_alone, config
         self.predictor_text = "".join(predictor_token(number) for number in range(1, config.used_predictors + 1))
 
     def pairs(self, record: Record, turns: Sequence[Turn]) -> list[PairText]:
@@ -95,7 +93,7 @@ class PairRenderer:
         # The second view is the source where it predicts the first one.
         is_source, front = place == (1 if self._config.reverse_pred else 0), self._config.front_pred
         added = self.predictor_text if is_source else ""
-        alone = self._template.render_alone(role, added + content if front else content + added)
+        alone = self._render_alone(role, added + content if front else content + added)
         start, end = alone.spans[0]
         # The record's own text; special tokens spelled in it are plain text.
         plain_span = (start + len(added), end) if front else (start, end - len(added))

@@ -29,7 +29,8 @@ from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tok
 from stepjepa.batch.flat_record import flattened
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config.jepa import JepaConfig, affecting
-from stepjepa.data.records import Data, Record, Views, as_records, check_is_collection
+from stepjepa.data.record import Data, Record, Views
+from stepjepa.data.records import as_records, check_is_collection
 from stepjepa.data.sources import each_record_of_data
 from stepjepa.data.summarising import Summariser
 from stepjepa.views.layouts import LAYOUTS

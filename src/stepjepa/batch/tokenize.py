@@ -28,7 +28,7 @@ from stepjepa.chat.turn_text import Rendered, Turn
 from stepjepa.chat.turns import TurnError
 from stepjepa.chat.unused import NOT_USED, contents_without_use, parts_without_use
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.views.sequences import Ids, Pair, TokenizedRecord
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class RecordTokenizer:
         self._without_use = dict[str, None]()  # parts of the records so far that the template does not read
         self.counts: Counter[str] = Counter()  # of the records so far, by the names of ``COUNTS``
         self._without_pair: Counter[str] = Counter()  # reason -> number of records without a pair
-        self.renderer = PairRenderer(self.template, config)
+        self.renderer = PairRenderer(self.template.render_alone, config)
         self._texts = TextTokenizer(tokenizer)
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._padding = -1 if padding is None else int(padding)

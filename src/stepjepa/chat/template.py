@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 class ChatTemplate:
     """The chat template of a fast tokenizer as it is served, with properties derived from it.
 
-    Its methods take ``messages`` in the form of :class:`stepjepa.data.records.Record`, ``tools`` in OpenAI's form, and
+    Its methods take ``messages`` in the form of :class:`stepjepa.data.record.Record`, ``tools`` in OpenAI's form, and
     ``variables`` of the template, which one chat sets beside those of the run.
 
     Args:

@@ -14,7 +14,7 @@ from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags
 from stepjepa.cli.parser import from_args
 from stepjepa.config.option import check_effects, option
-from stepjepa.data.records import BadRecords
+from stepjepa.data.bad_records import BadRecords
 from stepjepa.evaluation.model_reading import ReadingSettings, make_embedder
 
 EPILOG = """\

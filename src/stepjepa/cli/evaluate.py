@@ -14,7 +14,7 @@ from stepjepa.cli.parser import from_args
 from stepjepa.cli.published import translate_evaluate
 from stepjepa.config.option import option
 from stepjepa.config.server import ServerSettings
-from stepjepa.data.records import tell_unused
+from stepjepa.data.reading_notes import tell_unused
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings
 from stepjepa.models.sampling import Sampling
 from stepjepa.store.folder import RUN_FILE

@@ -108,7 +108,7 @@ def from_json(value: object, name: str, expected: str) -> Any:
 
 
 def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
-    """Return one message in the form of :class:`stepjepa.data.records.Record`, and its keys that are not read.
+    """Return one message in the form of :class:`stepjepa.data.record.Record`, and its keys that are not read.
 
     Args:
         turn: a message with ``role`` and ``content``, or ShareGPT's ``from`` and ``value``; the content may be parts of

@@ -2,16 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from stepjepa.base.counting import counted, listed
-from stepjepa.base.errors import UserError, one_line, shown, visible
+from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject, json_fault
-from stepjepa.base.terminal import note
-from stepjepa.data.columns import MOST_NAMES, Columns, read_chat
+from stepjepa.data.columns import Columns, read_chat
 from stepjepa.data.messages import (
     MEDIA,
     as_python,
@@ -24,65 +20,12 @@ from stepjepa.data.messages import (
     without_row_fillers,
 )
 from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
-from stepjepa.data.row_error import RowError
+from stepjepa.data.record import READ_LATER, Record
 
 _VIEW_ROLES = {"text": "user", "code": "assistant"}
 
-READ_LATER = frozenset({"ground_truth", "group"})
-"""Fields beside the chat that tasks and analyses read."""
-
 _BESIDE_CHAT = ("id", "views", *sorted(READ_LATER))
 """Fields beside the chat that ``prepare chat`` writes as they are: a record is trained and judged as before."""
-
-PREPARED = frozenset({"question", "answer", "total_steps"})
-"""Fields beside the chat that ``stepjepa prepare`` writes for the reader of a file; the last one marks such a file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One example as read from a file.
-
-    A message is a dict with ``role`` (``system``, ``developer``, ``user``, ``assistant`` or ``tool``) and ``content``,
-    a text. If the data has them, also: ``reasoning_content``, a text; ``tool_calls``, a list of ``{"type":
-    "function", "function": {"name": ..., "arguments": {...}}}``; ``name`` and ``tool_call_id``, texts; ``weight``,
-    always 0: the turn of an assistant that is context and not trained. The last message is an assistant's that is
-    trained.
-    """
-
-    messages: tuple[JsonObject, ...]
-    views: tuple[tuple[str, str], ...] | None = None  # explicit pairs of source and target view
-    path: str = "<memory>"  # the path of its file, or a label for records from memory
-    line: int = 0  # its line there, counted from 1
-    extra: JsonObject = field(default_factory=dict)  # the other fields of the line, unchanged
-    columns: tuple[str, ...] = ("messages",)  # columns of the line that the chat was made from
-    tools: list[JsonObject] | None = None  # descriptions of functions, as templates read them
-    chat_template_kwargs: JsonObject | None = None  # variables of the template, for this record
-    unused: tuple[str, ...] = ()  # keys of messages that nothing reads, as ``messages[].id``
-    dropped: int = 0  # number of messages behind the last trained answer
-
-    def __reduce__(self) -> tuple[type["Record"], tuple[object, ...]]:
-        """Pickle the fields alone: records are written to temporary files and read again, in half the time so."""
-        return type(self), _FIELDS(self)
-
-    @property
-    def chat(self) -> tuple[tuple[JsonObject, ...], list[JsonObject] | None, JsonObject | None]:
-        """All that a template renders: messages, tools and variables. Records of equal chats have equal texts."""
-        return self.messages, self.tools, self.chat_template_kwargs
-
-    @property
-    def answer(self) -> str:
-        """The content of the last assistant message."""
-        return str(self.messages[-1]["content"])
-
-
-_FIELDS: Callable[[Record], tuple[object, ...]] = attrgetter(*(attribute.name for attribute in fields(Record)))
-
-
-Data = str | os.PathLike[str] | Iterable[Record | JsonObject]
-"""A file of records, a folder or hub name that ``datasets`` loads, a ``datasets.Dataset``, dicts or ``Record``."""
-
-Views = Callable[[Record], Iterable[tuple[str, str]]]
-"""Function from a record to its pairs of source and target view."""
 
 
 def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> Iterator[Record]:
@@ -195,41 +138,6 @@ def parse_record(
     )
 
 
-def describe_columns(record: Record) -> str | None:
-    """Describe the columns that a record of a table was made from, with its texts; None for ``messages``."""
-    if record.columns == ("messages",):
-        return None
-    turns = [f"{message['role']} {shown(message['content'])}" for message in record.messages[:3]]
-    return f"{', '.join(record.columns)}; line {record.line} is {', '.join(turns)}"
-
-
-def describe_unused(records: Iterable[Record], *, extra: bool = True) -> list[str]:
-    """Describe the unused parts of records, one line each; without ``extra`` only those of their chats."""
-    names, dropped = dict[str, None](), 0
-    for record in records:
-        names.update(dict.fromkeys(record.unused))
-        if extra:
-            # The further fields of a file that ``stepjepa prepare`` wrote are not the user's own.
-            known = READ_LATER | (PREPARED if "total_steps" in record.extra else frozenset())
-            fields = (key for key, value in record.extra.items() if key not in known and not is_absent(value))
-            names.update(dict.fromkeys(map(str, fields)))
-        dropped += record.dropped
-    lines = [f"not used: {named(names)}"] if names else []
-    left_out, verb = counted(dropped, "message"), "is" if dropped == 1 else "are"
-    return lines + ([f"{left_out} behind the last trained answer {verb} left out"] if dropped else [])
-
-
-def named(columns: Iterable[str]) -> str:
-    """Format the names of columns for a message, at most ``MOST_NAMES`` of them."""
-    return listed([visible(name.strip()) or "a column without a name" for name in columns], MOST_NAMES)
-
-
-def tell_unused(records: Iterable[Record], *, extra: bool = True) -> None:
-    """Print the lines of :func:`describe_unused`, which has the same arguments, to standard error."""
-    for line in describe_unused(records, extra=extra):
-        note(line)
-
-
 def fields_beside(row: Mapping[str, object], used: set[str]) -> JsonObject:
     """Return the fields of a row beside its chat that a converted row needs: its id, its views, what tasks read.
 
@@ -276,42 +184,3 @@ def _view(value: object, key: str, role: str) -> str:
     if isinstance(value, str):
         return value
     raise UserError(f"'{key}' must be a string, or a list of exactly one {role} message")
-
-
-class BadRecords:
-    """Handling of invalid lines of a file (setting ``bad_records``): an error, or skipped and counted.
-
-    Args:
-        choice: ``error`` or ``skip``.
-        settings: the settings of the reader that remedies may name, of ``bad_records`` and ``columns``.
-    """
-
-    def __init__(self, choice: str = "error", *, settings: Collection[str] = ()) -> None:
-        self.skips, self.settings = choice == "skip", settings
-        self.count = 0
-        self.first: list[tuple[int, str]] = []  # line numbers and messages of the first few errors
-
-    def note(self, error: UserError, line: int) -> None:
-        """Raise the error, or count the skipped line."""
-        if not self.skips:
-            raise (error.for_reader(self.settings) if isinstance(error, RowError) else error) from None
-        self.count += 1
-        if self.count <= 3:
-            # The user has chosen a remedy already.
-            reason = error.without_remedies if isinstance(error, RowError) else error
-            self.first.append((line, one_line(reason)))
-
-    def describe(self) -> str:
-        """Return one line: the number of skipped lines, and the first errors."""
-        others = [f"and {self.count - 3:,} more"] if self.count > 3 else []
-        reasons = "; ".join([reason for _, reason in self.first] + others)
-        return f"{counted(self.count, 'bad line')} skipped (`bad_records skip`): {reasons}"
-
-    def tell(self) -> None:
-        """Print :meth:`describe` to standard error if lines were skipped."""
-        if self.count:
-            note(self.describe())
-
-    def to_dict(self) -> JsonObject:
-        """Return the entry of ``run.json``, which does not depend on the path of the file."""
-        return {"left_out": self.count, "first_lines": [line for line, _ in self.first]}

@@ -11,11 +11,13 @@ from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
+from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.columns import Columns
 from stepjepa.data.formats import FORMATS, Rows, Wrong, first_line, read_unnamed
 from stepjepa.data.messages import without_row_fillers
 from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
-from stepjepa.data.records import BadRecords, Data, Record, as_records, parse_record
+from stepjepa.data.record import Data, Record
+from stepjepa.data.records import as_records, parse_record
 
 
 def read_rows(

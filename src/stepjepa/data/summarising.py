@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from stepjepa.data.messages import SYSTEM_ROLES
 from stepjepa.data.questions import FORMS, question_hashes
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.data.summary import RecordSummary
 
 _MOST_PROMPTS = 10  # system prompts that are written down

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import naming_batch_size
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.evaluation.judging import LineBatches, Question, judge
 from stepjepa.evaluation.prompts import Example, make_examples
 from stepjepa.models.sampling import Sampling, Span

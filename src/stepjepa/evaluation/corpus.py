@@ -10,9 +10,11 @@ from typing import Unpack
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.thought import without_thought
+from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.columns import ASSISTANT, CHATS, USER
 from stepjepa.data.messages import is_absent, number_as_text
-from stepjepa.data.records import BadRecords, named, parse_record
+from stepjepa.data.reading_notes import named
+from stepjepa.data.records import parse_record
 from stepjepa.data.row_error import Remedy, RowError
 from stepjepa.data.sources import read_rows
 from stepjepa.evaluation.stored_arrays import ArrayFile, Arrays

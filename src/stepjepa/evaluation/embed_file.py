@@ -15,8 +15,11 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import atomic_write, check_output_file, claimed_output
 from stepjepa.base.json_object import JsonObject
+from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.messages import is_absent, number_as_text
-from stepjepa.data.records import BadRecords, Record, named, parse_record
+from stepjepa.data.reading_notes import named
+from stepjepa.data.record import Record
+from stepjepa.data.records import parse_record
 from stepjepa.data.row_error import RowError
 from stepjepa.data.sources import read_rows
 from stepjepa.evaluation.vector_files import FORMATS, VectorWriter, open_writer

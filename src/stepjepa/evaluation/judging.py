@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import opens_thought
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.models.sampling import Answer
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task
 

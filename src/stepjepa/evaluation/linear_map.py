@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import Pooling
-from stepjepa.data.records import Record, as_records
+from stepjepa.data.record import Record
+from stepjepa.data.records import as_records
 from stepjepa.evaluation.map_fitting import fit_map, places_to_try
 from stepjepa.models.architecture import number_of_layers
 from stepjepa.models.encode import check_layer

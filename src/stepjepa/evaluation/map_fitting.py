@@ -10,7 +10,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import File
 from stepjepa.base.terminal import note
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.data.summarising import system_prompts
 from stepjepa.evaluation.retrieval import rank_targets
 from stepjepa.objectives.linear_map import PENALTIES, FittedMap, fit_linear_maps

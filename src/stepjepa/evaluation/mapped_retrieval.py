@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from stepjepa.base.files import File
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.questions import question_hashes
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.evaluation.retrieval import Retrieval, rank_targets
 from stepjepa.objectives.linear_map import FittedMap
 from stepjepa.objectives.pair_embedding import PairEmbedder

@@ -11,7 +11,8 @@ from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import claimed_output, fingerprint, read_jsonl, write_json, write_jsonl
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.records import BadRecords, tell_unused
+from stepjepa.data.bad_records import BadRecords
+from stepjepa.data.reading_notes import tell_unused
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.judging import Question, judge
 from stepjepa.evaluation.output import meta_file, summary_file

@@ -15,7 +15,7 @@ from stepjepa.chat.served import difference, served_prompt
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.chat.unused import parts_without_use
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.models.sampling import Span
 from stepjepa.tasks.answers import composed
 from stepjepa.tasks.base import Continuation, record_error

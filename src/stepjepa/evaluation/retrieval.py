@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.evaluation.output import RETRIEVAL, mean_with_interval
 from stepjepa.objectives.precision import without_autocast
 from stepjepa.objectives.view_embeddings import ViewEmbeddings

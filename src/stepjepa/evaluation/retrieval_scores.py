@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.retrieval import answer_names, rank_targets
 from stepjepa.objectives.view_embeddings import ViewEmbeddings

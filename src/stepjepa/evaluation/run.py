@@ -19,7 +19,8 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.settings_in_text import renaming_settings
 from stepjepa.base.terminal import note
 from stepjepa.config.batch_sizes import EMBEDDED
-from stepjepa.data.records import BadRecords, Record
+from stepjepa.data.bad_records import BadRecords
+from stepjepa.data.record import Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher
 from stepjepa.evaluation.judging import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.evaluation.output import summarise
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.reference import with_published_rules

@@ -18,7 +18,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.tool_calls import with_text_arguments
 from stepjepa.config.server import KEY_VARIABLE, ServerSettings
 from stepjepa.data.messages import SYSTEM_ROLES
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.evaluation.judging import LineBatches, Question, judge
 from stepjepa.models.sampling import Answer, Sampling
 from stepjepa.tasks.base import Task, record_error

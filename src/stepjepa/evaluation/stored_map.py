@@ -10,7 +10,7 @@ from stepjepa.base.counting import counted
 from stepjepa.base.errors import raising_user_errors
 from stepjepa.base.files import fingerprint
 from stepjepa.base.terminal import note
-from stepjepa.data.records import BadRecords
+from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.corpus import loaded_model
 from stepjepa.evaluation.linear_map import fit_linear_map

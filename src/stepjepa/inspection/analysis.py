@@ -21,7 +21,9 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import Dtype, JepaConfig, Pooling
 from stepjepa.config.option import FROM_ONE, FROM_ZERO, check_values, option
-from stepjepa.data.records import BadRecords, Record, tell_unused
+from stepjepa.data.bad_records import BadRecords
+from stepjepa.data.reading_notes import tell_unused
+from stepjepa.data.record import Record
 from stepjepa.data.sources import read_records
 from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, Points, draw_projection, write_figure
 from stepjepa.models.names import check_trained

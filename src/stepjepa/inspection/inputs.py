@@ -12,7 +12,10 @@ from stepjepa.base.terminal import note
 from stepjepa.chat.special_tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config.lora import LoraSettings
 from stepjepa.config.run import RunConfig
-from stepjepa.data.records import BadRecords, Record, describe_columns, parse_record, tell_unused
+from stepjepa.data.bad_records import BadRecords
+from stepjepa.data.reading_notes import describe_columns, tell_unused
+from stepjepa.data.record import Record
+from stepjepa.data.records import parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.inspection.verification import Subject
 from stepjepa.models.loading import add_lora, load_model, load_tokenizer

@@ -25,7 +25,7 @@ from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, TrainedTurn
 from stepjepa.batch.view_text import step_views
 from stepjepa.chat.turn_text import Turn
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.views.sequences import Ids, Pair, SampledRecord, TokenizedRecord, TokenSequence
 
 if TYPE_CHECKING:

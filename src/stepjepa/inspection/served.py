@@ -22,7 +22,9 @@ from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.thought import thought_in
 from stepjepa.config.jepa import DEFAULTS, JepaConfig
 from stepjepa.config.run import RunConfig
-from stepjepa.data.records import BadRecords, Record, parse_record
+from stepjepa.data.bad_records import BadRecords
+from stepjepa.data.record import Record
+from stepjepa.data.records import parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.models.loading import load_tokenizer
 from stepjepa.store.folder import CONFIG_FILE, run_folder_of

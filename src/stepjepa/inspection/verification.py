@@ -20,7 +20,7 @@ from stepjepa.batch.mask import Kernel
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.inspection.served import check_served, decoded, has_unknown, shown_turns, squeezed
 from stepjepa.models.architecture import find_decoder
 from stepjepa.models.attention import SEGMENTS, VARLEN

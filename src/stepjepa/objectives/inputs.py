@@ -14,7 +14,9 @@ from stepjepa.chat.unused import Reads, parts_without_use
 from stepjepa.config.jepa import Pooling
 from stepjepa.data.columns import ASSISTANT, CHATS, USER
 from stepjepa.data.messages import SYSTEM_ROLES, from_json, is_absent, read_message, source_role
-from stepjepa.data.records import Record, as_records, tell_unused
+from stepjepa.data.reading_notes import tell_unused
+from stepjepa.data.record import Record
+from stepjepa.data.records import as_records
 
 if TYPE_CHECKING:
     from stepjepa.objectives.linear_map import FittedMap

@@ -22,14 +22,15 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.batch_sizes import ANSWERED, EMBEDDED
 from stepjepa.config.jepa import JepaConfig, Pooling
-from stepjepa.data.records import Record, as_records
+from stepjepa.data.record import Record
+from stepjepa.data.records import as_records
 from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads, number_of_layers
 from stepjepa.models.encode import check_layer
 from stepjepa.models.generation import Generator
 from stepjepa.models.loading import load_for_inference
 from stepjepa.models.sampling import Sampling
 from stepjepa.objectives.asking import answer_all
-from stepjepa.objectives.embedding import Embedder
+from stepjepa.objectives.embedding import Embedder, ViewTokenizer
 from stepjepa.objectives.index import TextIndex
 from stepjepa.objectives.inputs import Chat, EmbedOptions, Inputs, as_questions
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
@@ -40,7 +41,6 @@ from stepjepa.objectives.reading import SIDES, ViewReader, has_objective, readin
 from stepjepa.objectives.setup import set_up, set_up_attention
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.objectives.view_embeddings import SideEmbeddings, ViewEmbeddings
-from stepjepa.objectives.view_tokenizer import ViewTokenizer
 from stepjepa.store.environment import versions
 from stepjepa.store.prompts import common_system_prompt
 from stepjepa.store.record import RunRecord, record_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.objectives.reading import ViewReader
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 

@@ -18,7 +18,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.collate import Collator, Encoding, Packing
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.models.architecture import evaluating, hidden_size
 from stepjepa.models.encode import encode
 from stepjepa.models.encoded import Encoded, pool_readouts

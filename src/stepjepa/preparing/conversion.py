@@ -10,9 +10,10 @@ from typing import NamedTuple
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import option
+from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.columns import read_chat
 from stepjepa.data.messages import check_text_only, is_absent, read_tools, read_variables, tools_column
-from stepjepa.data.records import BadRecords, fields_beside, parse_record
+from stepjepa.data.records import fields_beside, parse_record
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
 from stepjepa.tasks.generic import Gsm8kTask

@@ -13,9 +13,10 @@ from stepjepa.base.files import atomic_write, check_output_file, claimed_output,
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, print_rows
 from stepjepa.config.option import FROM_ONE, check_effects, option
+from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.columns import MOST_NAMES
 from stepjepa.data.formats import FORMATS
-from stepjepa.data.records import BadRecords, named
+from stepjepa.data.reading_notes import named
 from stepjepa.data.sources import read_rows
 from stepjepa.preparing.conversion import Convert, convert_rows
 from stepjepa.preparing.holding_out import hold_out

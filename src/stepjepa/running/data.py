@@ -19,8 +19,10 @@ from stepjepa.base.terminal import note
 from stepjepa.base.typed_json import to_json
 from stepjepa.chat.source import read_template
 from stepjepa.config.run import RunConfig
+from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.questions import question_hashes
-from stepjepa.data.records import BadRecords, Data, Record, tell_unused
+from stepjepa.data.reading_notes import tell_unused
+from stepjepa.data.record import Data, Record
 from stepjepa.data.sources import check_source, each_record, each_record_of_data, each_record_of_source, mix
 from stepjepa.data.splitting import draw_held_out
 from stepjepa.data.summarising import records_fingerprint

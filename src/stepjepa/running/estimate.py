@@ -30,7 +30,7 @@ from stepjepa.batch.prepare import prepare
 from stepjepa.batch.tokenize import WITHOUT_PAIR
 from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.config.run import RunConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.models.architecture import base_model, hidden_size
 from stepjepa.models.loading import add_lora, as_user_error, new_dtype, tokenizer_and_config
 from stepjepa.models.presets import PREFIX

@@ -9,7 +9,7 @@ from stepjepa.base.counting import counted
 from stepjepa.base.errors import raising_user_errors
 from stepjepa.base.settings_in_text import renaming_settings
 from stepjepa.config.run import RunConfig
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.data.summarising import system_prompts
 from stepjepa.evaluation.answering import AnswerScores, spread
 from stepjepa.evaluation.retrieval_scores import RetrievalScores

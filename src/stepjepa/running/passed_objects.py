@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
-    from stepjepa.data.records import Data
+    from stepjepa.data.record import Data
     from stepjepa.objectives.objective import Objective
 
 REPLACED = {

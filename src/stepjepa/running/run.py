@@ -27,7 +27,8 @@ from stepjepa.base.terminal import print_rows
 from stepjepa.base.typed_json import Origin, from_json, to_json
 from stepjepa.batch.prepare import CacheDir, prepare
 from stepjepa.config.run import PLACES, RunConfig
-from stepjepa.data.records import Data, Record, describe_columns
+from stepjepa.data.reading_notes import describe_columns
+from stepjepa.data.record import Data, Record
 from stepjepa.evaluation.answering import AnswerScores
 from stepjepa.models.loading import add_lora
 from stepjepa.models.token_rows import adapter_rows

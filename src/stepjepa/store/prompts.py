@@ -15,7 +15,7 @@ from stepjepa.base.files import atomic_write
 from stepjepa.base.spool import BLOCK
 from stepjepa.data.messages import SYSTEM_ROLES
 from stepjepa.data.questions import FORMS, question_hashes
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.store.folder import PROMPTS_FILE, run_folder_of
 from stepjepa.store.record import record_of
 

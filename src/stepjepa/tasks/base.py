@@ -14,7 +14,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import content_part
 from stepjepa.config.option import FROM_ONE, Range, check_values, option
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.tasks.workers import Outcome, Workers
 
 # Reasons why an answer is wrong.

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.tasks.answers import (
     before_special_token,
     canonical,

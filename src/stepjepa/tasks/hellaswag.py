@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.tasks.answers import answer_start
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Continuation, Response, Scored, Task, record_error, right_answer
 from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_label_field, read_text_field

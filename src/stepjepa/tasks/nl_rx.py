@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error, right_answer
 from stepjepa.tasks.regex import TooManyStatesError, find_difference

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Mapping
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, right_answer
 from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_text_field
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.tasks.base import WRONG, Response, Scored, Task
 
 

@@ -14,7 +14,7 @@ from stepjepa.base.files import fingerprint
 from stepjepa.base.similar_names import did_you_mean
 from stepjepa.base.terminal import note
 from stepjepa.config.option import load_class
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.tasks.base import Task, TaskOptions, record_error
 
 AUTO = "auto"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.tasks.answers import answer_start, text_scores
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, right_answer
 from stepjepa.tasks.raw_values import chat_record, read_label_field, read_text_field

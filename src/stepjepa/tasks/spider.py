@@ -9,7 +9,7 @@ from typing import Self
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import (
     FAILED,

@@ -17,7 +17,7 @@ import yaml
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import FROM_TWO, check_values, option
-from stepjepa.data.records import Record
+from stepjepa.data.record import Record
 from stepjepa.tasks.generic import BoxedTask
 from stepjepa.tasks.raw_values import chat_record
 

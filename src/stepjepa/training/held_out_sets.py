@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from stepjepa.batch.dataset import Prepared
-from stepjepa.data.records import Data
+from stepjepa.data.record import Data
 from stepjepa.store.metric_names import UNNAMED
 
 EvalData = Data | Prepared | Mapping[str, Data | Prepared]

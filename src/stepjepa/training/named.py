@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from stepjepa.base.spool import Spooled
 from stepjepa.batch.dataset import Prepared
-from stepjepa.data.records import Data, as_records
+from stepjepa.data.record import Data
+from stepjepa.data.records import as_records
 from stepjepa.data.sources import each_record_of_data
 from stepjepa.models.architecture import base_model
 from stepjepa.models.loading import load_model, load_tokenizer

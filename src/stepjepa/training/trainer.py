@@ -19,7 +19,7 @@ from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import GroupBy
-from stepjepa.data.records import Data, Views
+from stepjepa.data.record import Data, Views
 from stepjepa.models.architecture import without_heads
 from stepjepa.models.ema import EmaEncoder
 from stepjepa.models.weights import autocast_dtype
