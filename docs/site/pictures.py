@@ -79,13 +79,13 @@ def held_out_views(folder: Path, flags: str, name: str) -> tuple[Any, Any]:
     from sklearn.preprocessing import normalize
 
     from stepjepa.data.sources import read_records
-    from stepjepa.evaluation.run import embed_views
+    from stepjepa.evaluation.run import pair_embedder
     from stepjepa.models.loading import load_for_inference
 
     _run(f"train --train_file {folder}/data/train.jsonl --output_dir {folder}/{name} {TRAINING} {flags}")
     model, tokenizer = load_for_inference(f"{folder}/{name}")
     config = JepaConfig(mode="step-jepa", predictors=2)
-    views = embed_views(model, tokenizer, read_records(folder / "data" / "test.jsonl"), config)
+    views = pair_embedder(model, tokenizer, config)(read_records(folder / "data" / "test.jsonl"))
     return normalize(views.source), normalize(views.target)
 
 

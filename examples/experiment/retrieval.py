@@ -37,7 +37,7 @@ from stepjepa.data.record import Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right
-from stepjepa.evaluation.run import embed_views, pair_embedder
+from stepjepa.evaluation.run import pair_embedder
 from stepjepa.models.loading import load_for_inference, load_model
 from stepjepa.objectives.linear_map import PENALTIES, fit_linear_maps
 from stepjepa.objectives.reading import embedding_config
@@ -270,10 +270,7 @@ def of_run(
         return without_objective(about, at_layers(model, tokenizer, layers), train, test)
     config = embedding_config(trained_objective(folder))
 
-    def embed(records: Sequence[Record]) -> ViewEmbeddings:
-        size = 64 if model.device.type == "cpu" else 256
-        return embed_views(model, tokenizer, list(records), config, batch_size=size)
-
+    embed = pair_embedder(model, tokenizer, config, 64 if model.device.type == "cpu" else 256)
     views = embed(test.records)
     words = f"{config.layout}, {config.predictors} predictors"
     rows = [row({**about, "method": "trained", "choice": words}, views.source, views.target, test)]

@@ -15,8 +15,8 @@ import tiny
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
-from stepjepa.evaluation.embeddings import similarity_config
-from stepjepa.evaluation.run import compare_views
+from stepjepa.evaluation.embeddings import similarity_config, similarity_totals
+from stepjepa.evaluation.run import pair_embedder
 from stepjepa.inspection import analysis
 from stepjepa.inspection.analysis import output_files
 from stepjepa.models.loading import load_for_inference
@@ -78,7 +78,8 @@ def test_the_numbers_are_those_of_evaluate(
     name: str, views: str, runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
 ) -> None:
     ((model,), _) = analysed([runs[name]], data, tmp_path / "out")
-    slow, _ = compare_views(*load_for_inference(runs[name]), read_records(data), similarity_config(runs[name], views))
+    embedder = pair_embedder(*load_for_inference(runs[name]), similarity_config(runs[name], views))
+    slow = similarity_totals(embedder(read_records(data)))
     numbers = model["numbers"]
     for kind in ("matched", "shuffled"):
         assert numbers[kind]["mean"] == pytest.approx(slow.pop(f"{kind}_similarity"), abs=1e-6)

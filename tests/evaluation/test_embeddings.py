@@ -18,7 +18,7 @@ from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
 from stepjepa.evaluation.embeddings import ViewEmbeddings, similarity_config
-from stepjepa.evaluation.run import embed_views
+from stepjepa.evaluation.run import pair_embedder
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.store.record import trained_objective
@@ -27,7 +27,7 @@ STEPS = {"mode": "step-jepa", "pairs": "all"}
 
 
 def embed(model: Any, tokenizer: Any, config: JepaConfig, **options: Any) -> ViewEmbeddings:
-    return embed_views(model, tokenizer, tiny.records(), config, **options)
+    return pair_embedder(model, tokenizer, config, **options)(tiny.records())
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_records_without_embeddings_leave_the_others_where_they_are(tiny_model: 
     long = tiny.make_record("Add.", "x " * 200, "a\n\nb", line=1)
     # All of one line number: nothing but the order tells them apart.
     records = [long, single, second, long, first, single]
-    result = embed_views(model, trained_tokenizer, records, config)
+    result = pair_embedder(model, trained_tokenizer, config)(records)
     assert result.record.tolist() == [2, 4, 4, 4]
-    alone = embed_views(model, trained_tokenizer, [second], config)
+    alone = pair_embedder(model, trained_tokenizer, config)([second])
     tiny.assert_same(torch.from_numpy(result.source[:1]), torch.from_numpy(alone.source))
 
 
@@ -121,12 +121,12 @@ def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> No
     config = JepaConfig(mode="llm-jepa", predictors=1)
     for layer in (3, -4):
         with pytest.raises(UserError, match=rf"layer: expected -3 to 2 for a model of 2 layers, got {layer}"):
-            embed_views(model, trained_tokenizer, records, replace(config, jepa_layer=layer))
+            pair_embedder(model, trained_tokenizer, replace(config, jepa_layer=layer))(records)
     with pytest.raises(UserError, match=r"memory.jsonl: none of 1 records has a pair of step-jepa views"):
-        embed_views(model, trained_tokenizer, records[2:], JepaConfig(**STEPS))
+        pair_embedder(model, trained_tokenizer, JepaConfig(**STEPS))(records[2:])
     model.get_input_embeddings().weight.data[:] = float("nan")
     with pytest.raises(UserError, match=r"not finite.*`dtype float32`"):
-        embed_views(model, trained_tokenizer, records, config)
+        pair_embedder(model, trained_tokenizer, config)(records)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
 from stepjepa.evaluation.map_fitting import choose, fit_map, places_to_try
 from stepjepa.evaluation.mapped_retrieval import not_in_test, rank_behind_map
-from stepjepa.evaluation.run import embed_views, pair_embedder
+from stepjepa.evaluation.run import pair_embedder
 from stepjepa.evaluation.summary_text import format_summary
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.linear_map import fit_linear_maps
@@ -101,7 +101,7 @@ def test_places_are_those_of_separate_passes(jepa: Jepa) -> None:
     together = embedder.at(known, places)
     for layer, pooling in places:
         config = embedding_config(None, layer=layer, pooling=pooling)
-        alone = embed_views(jepa.model, jepa.tokenizer, known, config)
+        alone = pair_embedder(jepa.model, jepa.tokenizer, config)(known)
         for side in ("source", "target"):
             values = getattr(together[ReadoutPlace(layer, pooling)], side)
             np.testing.assert_allclose(values, getattr(alone, side), rtol=1e-4, atol=1e-5)
@@ -171,7 +171,7 @@ def test_an_evaluation_with_a_linear_map(run: Path, capsys: pytest.CaptureFixtur
     readout = mapped["readout"]
     config = embedding_config(None, layer=readout["layer"], pooling=readout["pooling"])
     embedded = [
-        embed_views(jepa.model, jepa.tokenizer, stepjepa.read_records(file), config)
+        pair_embedder(jepa.model, jepa.tokenizer, config)(stepjepa.read_records(file))
         for file in (known, run.parent / "test.jsonl")
     ]
     # By scikit-learn, and one query after the other.

@@ -29,7 +29,7 @@ from stepjepa.evaluation.retrieval import (
     ranks_of_right,
 )
 from stepjepa.evaluation.retrieval_scores import RetrievalScores
-from stepjepa.evaluation.run import embed_views
+from stepjepa.evaluation.run import pair_embedder
 from stepjepa.evaluation.summary_text import format_summary
 from stepjepa.objectives.index import nearest
 from stepjepa.objectives.jepa import Jepa
@@ -232,7 +232,7 @@ def test_a_model_without_an_objective_is_read_at_the_mean_or_where_it_is_named(
     model, tokenizer = Jepa.from_pretrained(runs["regular"]).model, Jepa.from_pretrained(runs["regular"]).tokenizer
     records = stepjepa.read_records(runs["data"])
     config = embedding_config(trained_objective(runs["regular"]), layer=1, pooling="mean")
-    embeddings = embed_views(model, tokenizer, records, config)
+    embeddings = pair_embedder(model, tokenizer, config)(records)
     assert result["mrr"]["mean"] == rank_targets(embeddings, [None] * 11, config).means()["mrr"]
     assert evaluate(runs["regular"], runs["data"], "--layer", 1) == 2
     assert "--layer does nothing without --retrieval" in capsys.readouterr().err

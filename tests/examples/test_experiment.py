@@ -28,7 +28,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import parse_record
-from stepjepa.evaluation.run import embed_views
+from stepjepa.evaluation.run import pair_embedder
 from stepjepa.models.loading import load_model
 from stepjepa.objectives.view_embeddings import ViewEmbeddings
 from stepjepa.tasks.regex import find_difference
@@ -279,7 +279,7 @@ def test_one_pass_embeds_as_one_readout_at_a_time_does(scripts: dict[str, Module
         assert list(everywhere) == [(0, "last"), (0, "mean"), (3, "last"), (3, "mean")]
         for (layer, pooling), sides in everywhere.items():
             place = {"layout": layout, "jepa_layer": layer, "pooling": pooling}
-            alone = embed_views(model, tokenizer, records, JepaConfig(mode="llm-jepa", predictors=0, **place))
+            alone = pair_embedder(model, tokenizer, JepaConfig(mode="llm-jepa", predictors=0, **place))(records)
             for side, expected in zip(sides, (alone.source, alone.target), strict=True):
                 np.testing.assert_allclose(side, expected, atol=1e-5)
 

@@ -40,6 +40,15 @@ def pair_cosines(embeddings: ViewEmbeddings) -> NDArray[np.float64]:
     return np.asarray(F.cosine_similarity(source, target))
 
 
+def record_cosines(embeddings: ViewEmbeddings, records: int) -> list[float | None]:
+    """Return the mean cosine over the pairs of each of ``records`` records; None for one without a pair."""
+    cosines = pair_cosines(embeddings)
+    of_records: list[float | None] = [None] * records
+    for index in sorted({*embeddings.record.tolist()}):
+        of_records[index] = float(cosines[embeddings.record == index].mean())
+    return of_records
+
+
 def similarity_totals(embeddings: ViewEmbeddings) -> dict[str, float]:
     """Return ``pairs``, ``matched_similarity``, ``shuffled_similarity`` and those of ``MetricWindow.geometry``.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tqdm import tqdm
 
@@ -157,13 +157,13 @@ class Evaluation:
         before = set(self.output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
-        compared = self._similarity(load) if self.settings.similarity else None
+        views = self._embed_views(load) if self.settings.similarity else None
         retrieval, mapped = self._retrieval(load) if self.settings.retrieval else (None, None)
         try:
             seconds = 0.0 if self.output.complete else self._answer(self._engine(load))
         finally:
             self.task.close()
-        similarity = None if compared is None else {**compared.totals, **self._add_cosines(compared.cosines)}
+        similarity = None if views is None else self._compare(views)
         ranking = None
         if retrieval is not None:
             ranking = retrieval.summary()
@@ -194,16 +194,17 @@ class Evaluation:
             "settings": self._identity,
         }
 
-    def _add_cosines(self, cosines: Sequence[float | None]) -> JsonObject:
-        """Add the mean cosine of each record's pairs to its line; summarise those of right and of wrong answers."""
-        from stepjepa.evaluation.embeddings import similarity_quantiles
+    def _compare(self, views: ViewEmbeddings) -> JsonObject:
+        """Summarise how alike views are, also of right and of wrong answers; add each record's cosine to its line."""
+        from stepjepa.evaluation.embeddings import record_cosines, similarity_quantiles, similarity_totals
 
         parts: dict[bool, list[float | None]] = {True: [], False: []}
-        for index, value in zip(self.records, cosines, strict=True):
+        for index, value in zip(self.records, record_cosines(views, len(self.records)), strict=True):
             line = self.output.done[index]
             line["similarity"] = value
             parts[line["error"] is None].append(value)
-        return dict(zip(("right", "wrong"), map(similarity_quantiles, parts.values()), strict=True))
+        of_parts = dict(zip(("right", "wrong"), map(similarity_quantiles, parts.values()), strict=True))
+        return {**similarity_totals(views), **of_parts}
 
     def _add_ranks(self, name: str, retrieval: Retrieval) -> None:
         """Add to each record's line, under ``name``, the ranks of the first right candidates of its queries."""
@@ -222,10 +223,9 @@ class Evaluation:
         config = similarity_config(str(self.settings.model_path), str(self.settings.similarity))
         return replace(config, plain=self.settings.plain)
 
-    def _similarity(self, load: Loader) -> ViewComparison:
-        """Compare matched and shuffled views."""
-        config, size = self._similarity_config(), self.settings.batch_size
-        return compare_views(*load(), list(self.records.values()), config, batch_size=size)
+    def _embed_views(self, load: Loader) -> ViewEmbeddings:
+        embedder = pair_embedder(*load(), self._similarity_config(), self.settings.batch_size)
+        return embedder(list(self.records.values()))
 
     def _retrieval(self, load: Loader) -> tuple[Retrieval, MappedRetrieval | None]:
         """Rank the distinct answers of the test file for each question, and again behind a linear map if there is one.
@@ -332,65 +332,19 @@ def _cost(fresh: Sequence[JsonObject], seconds: float) -> JsonObject:
 def pair_embedder(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, batch_size: int = EMBEDDED
 ) -> PairEmbedder:
-    """Return what embeds the views of the pairs of records; arguments as for :func:`embed_views`."""
+    """Return what embeds both views of the pairs of records, with a model that is loaded already.
+
+    Args:
+        model: set up as in training, or an untrained one.
+        tokenizer: that of the model.
+        config: of :func:`~stepjepa.objectives.reading.reading_config`.
+        batch_size: sequences at a time.
+    """
     from stepjepa.objectives.jepa import Jepa
 
     with renaming_settings({"jepa_layer": "layer"}), raising_user_errors():
         jepa = Jepa(model, tokenizer, config, device=model.device, processes=1, rows=False, heads=False)
     return jepa.pair_embedder(batch_size)
-
-
-def embed_views(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    records: Sequence[Record],
-    config: JepaConfig,
-    *,
-    batch_size: int = EMBEDDED,
-) -> ViewEmbeddings:
-    """Embed the views of all pairs of some records; records without a pair, or over length, give no row.
-
-    Args:
-        model: set up as in training, or an untrained one.
-        tokenizer: that of the model.
-        records: the records whose pairs are embedded.
-        config: of :func:`~stepjepa.objectives.reading.reading_config`.
-        batch_size: sequences at a time.
-
-    Raises:
-        UserError: no record has a pair.
-    """
-    return pair_embedder(model, tokenizer, config, batch_size)(records)
-
-
-class ViewComparison(NamedTuple):
-    """How alike the views of some records are."""
-
-    totals: dict[str, float]  # of all pairs, see ``embeddings.similarity_totals``
-    cosines: list[float | None]  # mean over the pairs of each record; None for one without a pair
-
-
-def compare_views(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    records: Sequence[Record],
-    config: JepaConfig,
-    *,
-    batch_size: int = EMBEDDED,
-) -> ViewComparison:
-    """Embed all pairs of some records as training does, and compare the views; arguments as for :func:`embed_views`.
-
-    Raises:
-        UserError: no record has a pair.
-    """
-    from stepjepa.evaluation.embeddings import pair_cosines, similarity_totals
-
-    embeddings = embed_views(model, tokenizer, records, config, batch_size=batch_size)
-    cosines = pair_cosines(embeddings)
-    per_record: list[float | None] = [None] * len(records)
-    for index in sorted({*embeddings.record.tolist()}):
-        per_record[index] = float(cosines[embeddings.record == index].mean())
-    return ViewComparison(similarity_totals(embeddings), per_record)
 
 
 # -- from Python -------------------------------------------------------------------------------------------------------

@@ -157,13 +157,13 @@ def _embed_model(
 ) -> ModelViews:
     """Embed ``records``, by their index, with one model, and compute the metrics; the model is freed at the end."""
     from stepjepa.evaluation.embeddings import embedding_metrics
-    from stepjepa.evaluation.run import embed_views
+    from stepjepa.evaluation.run import pair_embedder
     from stepjepa.models.loading import load_for_inference
 
     prompt, chats = None if settings.use_test_prompts else training_system_prompt(path), list(records.values())
     chats = chats if prompt is None else with_system_prompt(chats, prompt)
     model, tokenizer = load_for_inference(path, dtype=settings.dtype, trust_remote_code=settings.trust_remote_code)
-    embeddings = embed_views(model, tokenizer, chats, config, batch_size=settings.batch_size)
+    embeddings = pair_embedder(model, tokenizer, config, settings.batch_size)(chats)
     embeddings = replace(embeddings, record=np.asarray(list(records))[embeddings.record])
     views = view_names(config.mode, config.reverse_pred)
     return ModelViews(path, views, config, embeddings, embedding_metrics(embeddings))
