@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
+from stepjepa.base.user_code import load
 from stepjepa.cli.commands import Command
 from stepjepa.cli.parser import Parser, check_exclusive, from_args
-from stepjepa.config.option import load, option
+from stepjepa.config.option import option
 from stepjepa.data.columns import ASSISTANT, USER
 from stepjepa.preparing.conversion import CONVERSIONS, Convert, StepOptions, convert_chat, convert_response
 from stepjepa.preparing.files import (

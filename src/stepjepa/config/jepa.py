@@ -11,6 +11,7 @@ from typing import Literal
 from stepjepa.base.errors import shown
 from stepjepa.base.json_object import JsonObject, parse_json
 from stepjepa.base.similar_names import did_you_mean
+from stepjepa.base.user_code import load
 from stepjepa.config.option import (
     BELOW_ONE,
     FROM_ONE,
@@ -19,7 +20,6 @@ from stepjepa.config.option import (
     POSITIVE,
     check_values,
     documented,
-    load,
     option,
     options_of,
     short_repr,

@@ -5,13 +5,11 @@ Flags, the list in ``help(...)`` and the errors for a wrong value or a mistyped 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import math
 import numbers
 import os
-import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -375,43 +373,3 @@ def short_repr(settings: DataclassInstance, usual: DataclassInstance) -> str:
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(usual, name)]
     return f"{type(settings).__name__}({', '.join(changed)})"
-
-
-def load(flag: str, address: str) -> Any:
-    """Import a user's object, which runs the code of its module; the module may be in the working folder.
-
-    Args:
-        flag: the setting that names it, for the error.
-        address: ``module:name``.
-
-    Raises:
-        UserError: the module can't be imported, or has no such name.
-    """
-    # Unlike 'python -m', an installed command does not search the working folder. Added last, it hides no module.
-    if (folder := str(Path.cwd())) not in sys.path:
-        sys.path.append(folder)
-    module, _, name = address.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
-        cause = f"{type(error).__name__}: {error}"
-        raise UserError(f"{flag}: can't load '{address}' ({cause}); expected an importable module:name") from None
-
-
-def load_class(flag: str, address: str, base: type[T]) -> type[T]:
-    """Load a user's class with :func:`load`.
-
-    Args:
-        flag: the setting that names it, for the error.
-        address: ``module:name``.
-        base: the class that it must be derived from.
-
-    Raises:
-        UserError: it can't be imported, is not derived from ``base``, or lacks one of its abstract methods.
-    """
-    value = load(flag, address)
-    if not (isinstance(value, type) and issubclass(value, base)):
-        raise UserError(f"{flag}: '{address}' is no class derived from {base.__module__}.{base.__name__}")
-    if missing := sorted(getattr(value, "__abstractmethods__", ())):
-        raise UserError(f"{flag}: '{address}' lacks the method '{missing[0]}'; see docs/design.md")
-    return value

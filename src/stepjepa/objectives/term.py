@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
-from stepjepa.config.option import load_class
+from stepjepa.base.user_code import load_class
 from stepjepa.objectives.monitors import MONITORS, RUNNING_SUMS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
 from stepjepa.base.similar_names import did_you_mean
 from stepjepa.base.terminal import note
-from stepjepa.config.option import load_class
+from stepjepa.base.user_code import load_class
 from stepjepa.data.record import Record
 from stepjepa.tasks.base import Task, TaskOptions, record_error
 
