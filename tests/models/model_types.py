@@ -27,7 +27,8 @@ from stepjepa.batch.collate import Collator
 from stepjepa.batch.costs import Costs
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.lm_head import LMHead
-from stepjepa.models.probe import VOCABULARY, choose_encoding, probe, shrink
+from stepjepa.models.probe import choose_encoding, probe
+from stepjepa.models.shrinking import VOCABULARY, shrink
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.text import LMLoss
 from stepjepa.views.sequences import Ids, SampledRecord, TokenizedRecord

@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from stepjepa.models import probe
-from stepjepa.models.probe import choose_encoding, shrink
+from stepjepa.models import probe, shrinking
+from stepjepa.models.probe import choose_encoding
+from stepjepa.models.shrinking import shrink
 
 ModelFactory = Callable[..., Any]
 
@@ -107,7 +108,7 @@ def test_padding_that_is_seen_is_refused(tiny_model: ModelFactory, monkeypatch: 
 
 
 def test_what_can_not_be_copied_runs_rows(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "MOST_PARAMETERS", 1000)
+    monkeypatch.setattr(shrinking, "MOST_PARAMETERS", 1000)
     encoding, reason = choose_encoding(tiny_model("llama"), "auto")
     assert encoding == "rows"
     assert "no small copy of LlamaForCausalLM could be probed" in reason

@@ -21,7 +21,7 @@ from stepjepa.models.loading import load_model
 from stepjepa.running.estimate_text import _scaled, describe
 from stepjepa.running.training_arguments import training_arguments
 from stepjepa.store.record import read_run
-from stepjepa.training import flops
+from stepjepa.training import flop_counts
 from stepjepa.training.trainer import JepaTrainer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -208,7 +208,7 @@ def test_a_model_that_has_no_shapes_alone_is_still_described(
     flags = ["--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run"]
     # A small one is run on zeros.
     assert "FLOPs: step not known, " not in printed(capsys, *flags)
-    monkeypatch.setattr(flops, "_SMALL", 0)
+    monkeypatch.setattr(flop_counts, "_SMALL", 0)
     message = printed(capsys, *flags)
     assert "FLOPs: step not known, " in message
     assert "activations not known, " in message

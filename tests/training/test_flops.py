@@ -27,8 +27,9 @@ from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
 from stepjepa.objectives.text import LMLoss, PromptLoss
-from stepjepa.training import flops
-from stepjepa.training.flops import FlopModel, Shape, counting, recomputation
+from stepjepa.training import flop_counts
+from stepjepa.training.flop_counter import counting
+from stepjepa.training.flops import FlopModel, Shape, recomputation
 from stepjepa.views.sequences import Pair, SampledRecord, TokenizedRecord, View
 
 pytestmark = [
@@ -209,7 +210,7 @@ def test_passes_with_and_without_values_give_the_same(name: str, monkeypatch: py
     before = {key: value.clone() for key, value in model.state_dict().items()}
     small = FlopModel.of(model)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    monkeypatch.setattr(flops, "_SMALL", 0)
+    monkeypatch.setattr(flop_counts, "_SMALL", 0)
     assert FlopModel.of(model) == small
 
 
@@ -225,11 +226,11 @@ def test_a_few_layers_say_what_all_of_them_cost(name: str, kind: str, monkeypatc
         for parameter in [*model.parameters()][:30]:
             parameter.requires_grad_(False)
     passes: list[int] = []
-    count = flops._count
-    monkeypatch.setattr(flops, "_count", lambda *given: passes.append(1) or count(*given))
+    count = flop_counts._count
+    monkeypatch.setattr(flop_counts, "_count", lambda *given: passes.append(1) or count(*given))
     few = FlopModel.of(model)
     assert len(passes) == (6 if name in ("llama", "qwen3") and kind != "frozen below" else 3)
-    monkeypatch.setattr(flops, "_FEW", (99, 100))
+    monkeypatch.setattr(flop_counts, "_FEW", (99, 100))
     assert FlopModel.of(model) == few
 
 

@@ -25,7 +25,8 @@ from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import SampleKey, StepSampler, TokenizedDataset
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.training.flops import FlopModel, counting
+from stepjepa.training.flop_counter import counting
+from stepjepa.training.flops import FlopModel
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState
