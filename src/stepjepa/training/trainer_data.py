@@ -9,7 +9,7 @@ from transformers import Trainer
 from stepjepa.batch.dataset import Prepared, TokenizedDataset
 from stepjepa.batch.prepare import prepare
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Data, Views
+from stepjepa.data.record import Data, Views
 from stepjepa.objectives.objective import Objective
 from stepjepa.store.metric_names import UNNAMED
 from stepjepa.training.held_out_sets import EvalData, named_sets
