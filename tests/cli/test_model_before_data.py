@@ -63,6 +63,10 @@ def test_what_is_wrong_with_the_model_comes_first(name: str, material: Path, cap
         faults += [("preset:tinny", "no preset 'tinny'; choose one of preset:tiny, ")]
     else:
         faults += [("preset:tiny", "preset:tiny: a preset has random weights; name a trained model")]
+        missing = (
+            "adapter_config.json: names the base model 'nowhere/at/all', and there is no such folder; start in the "
+        )
+        faults += [("adapter", missing)]
     for model, message in faults:
         path = model if ":" in model or model.startswith("nowhere") else material / model
         assert run(name, path, material / "data.jsonl", material / "out") == 2

@@ -21,7 +21,7 @@ from stepjepa.chat.template import ChatTemplate
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models import presets
 from stepjepa.models.generation_settings import load_generation_config
-from stepjepa.models.names import check_base, check_model_name, check_trained
+from stepjepa.models.names import base_of_adapter, check_base, check_model_name, check_trained
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.probe import inside_of, unreached_parts
 from stepjepa.models.token_rows import (
@@ -255,15 +255,9 @@ def load_for_inference(
     """
     name = str(path)
     check_trained(name)
-    adapter = Path(name) / "adapter_config.json"
-    is_adapter = adapter.is_file()
+    base_name = base_of_adapter(name)
+    is_adapter, base = base_name is not None, base_name or name
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-    base = name
-    if is_adapter:
-        adapter_config = read_json_object(adapter, "file of an adapter", "restore it, or train again")
-        base = str(adapter_config.get("base_model_name_or_path") or "")
-        if not base:
-            raise UserError("names no base model (base_model_name_or_path); add it", path=adapter)
     options = {} if quantization is None else quantization_options(quantization, device=device)
     with as_user_error(f"can't load a model from '{base}'"):
         model = load_weights(base, dtype=dtype, trust_remote_code=trust_remote_code, **options)

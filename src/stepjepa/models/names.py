@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, shown
+from stepjepa.base.files import read_json_object
 from stepjepa.models.presets import PREFIX, check_preset
 
 _ADAPTER, _CONFIG = "adapter_config.json", "config.json"
@@ -50,8 +51,29 @@ def check_base(name: str) -> None:
 def check_trained(name: str) -> None:
     """Raise UserError if a name can't be that of a trained model: a folder without a model, a preset."""
     check_model_name(name)
-    if Path(name).is_dir() and not (Path(name) / _ADAPTER).is_file():
+    if Path(name).is_dir() and base_of_adapter(name) is None:
         _check_holds_model(Path(name))
+
+
+def base_of_adapter(name: str) -> str | None:
+    """Return the name of the base model of an adapter's folder; None if it holds no adapter.
+
+    Raises:
+        UserError: the folder's file is damaged, or names no base model, or a folder that is not there.
+    """
+    file = Path(name) / _ADAPTER
+    if not file.is_file():
+        return None
+    settings = read_json_object(file, "file of an adapter", "restore it, or train again")
+    base = str(settings.get("base_model_name_or_path") or "")
+    if not base:
+        raise UserError("names no base model (base_model_name_or_path); add it", path=file)
+    if not (is_hub_id(base) or base.startswith(PREFIX) or Path(base).is_dir()):
+        # It is the path that the training was passed.
+        start = "" if Path(base).is_absolute() else "start in the folder in which the training was started, or "
+        fault = f"names the base model {shown(base)}, and there is no such folder"
+        raise UserError(f"{fault}; {start}write its path there (base_model_name_or_path)", path=file)
+    return base
 
 
 def _check_holds_model(folder: Path) -> None:
