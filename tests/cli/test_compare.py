@@ -51,6 +51,16 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(runs, tmp_path, capsys):
     assert "3 arms, 6 runs, baseline a;" in capsys.readouterr().out
     assert compare(tmp_path, "--baseline", "c") == 0
     assert "3 arms, 6 runs, baseline c;" in capsys.readouterr().out
+    # A list of values in the baseline's arm gives several; the names are those of the sweep still.
+    several = [
+        {**trial, "arm": "a", "label": f"a_epochs{trial['arm']}"} if trial["arm"] in "ac" else trial for trial in trials
+    ]
+    (tmp_path / "sweep.json").write_text(json.dumps({"grid": grid, "trials": several}), encoding="utf-8")
+    assert compare(tmp_path) == 2
+    assert "2 arms are regular; choose one of a_epochsa; b; a_epochsc" in capsys.readouterr().err
+    assert compare(tmp_path, "--baseline", "a_epochsc") == 0
+    assert "3 arms, 6 runs, baseline a_epochsc;" in capsys.readouterr().out
+    (tmp_path / "sweep.json").write_text(json.dumps({"grid": grid, "trials": trials}), encoding="utf-8")
     # One is trained and waits for its evaluation; of a run that is named it is an error.
     for file in (runs[-1] / "test.jsonl", runs[-1] / "test.summary.json"):
         file.unlink()

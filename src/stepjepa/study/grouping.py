@@ -47,7 +47,7 @@ def group_by_settings(
         mixed: the runs that are left out, for the error.
 
     Returns:
-        The arms, and the name of the baseline; None unless one sweep names it.
+        The arms, and the name of the baseline; None unless the sweeps name one, whose lists of values give one arm.
 
     Raises:
         UserError: two runs are of the same arm and seed, or all are of one arm; the message names a run in ``mixed``.
@@ -70,14 +70,14 @@ def group_by_settings(
     settings = [next(iter(group.values())).settings for group in groups.values()]
     names = [str(label) for group_labels in labels.values() for label in group_labels if label is not None]
     baselines = {place.arm for place, _ in included if place.is_baseline}
-    if len(names) != len(groups) or len(set(names)) < len(names) or len(baselines) != 1:
+    if len(names) != len(groups) or len(set(names)) < len(names):
         # The runs belong to no sweep, or to sweeps that name arms differently: derive the names from the settings.
-        names, baselines = _names(settings), {None}
+        names, baselines = _names(settings), set()
     arms = [
         Arm(name, own, tuple(sorted(group.values(), key=lambda run: [int(part) for part in run.seed.split("/")])))
         for name, own, group in zip(names, settings, groups.values(), strict=True)
     ]
-    return arms, baselines.pop()
+    return arms, baselines.pop() if len(baselines) == 1 else None
 
 
 def _names(settings: Sequence[JsonObject]) -> list[str]:
