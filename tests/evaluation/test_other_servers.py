@@ -36,11 +36,11 @@ def models(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Model
 
 
 @contextmanager
-def serving(folder: Path, log: Path) -> Iterator[str]:
+def serving(folder: Path, log: Path, server: str = COMMAND) -> Iterator[str]:
     """Serve a folder on a free loopback port and yield the address; the server and its children are ended."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    command = [part.format(folder=folder, port=port) for part in shlex.split(COMMAND)]
+    command = [part.format(folder=folder, port=port) for part in shlex.split(server)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)  # the server has libraries of its own
     with log.open("wb") as stream:
