@@ -45,6 +45,7 @@ from stepjepa.training.private import check_transformers
 from stepjepa.training.recording import Recorder
 from stepjepa.training.refused_methods import RefusedMethods
 from stepjepa.training.resuming import ResumeCallback
+from stepjepa.training.trackers import ObjectiveInTracker
 from stepjepa.training.trainer_data import DataTrainer
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             train_dataset=self.train_dataset,
             eval_dataset=self.eval_dataset,
             processing_class=tokenizer,
-            callbacks=[self.recorder, LogCallback(self.recorder), *callbacks],
+            callbacks=[self.recorder, LogCallback(self.recorder), ObjectiveInTracker(self.jepa), *callbacks],
             optimizers=optimizers,
         )
         checks.check_processes(args, self.accelerator.num_processes)
