@@ -66,6 +66,18 @@ def test_pickled_weights_are_never_run(base: Path, tmp_path: Path, trained_token
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_missing_base_that_may_be_a_hub_id_is_named_with_its_file(
+    base: Path, tmp_path: Path, trained_tokenizer: Any
+) -> None:
+    adapter = tmp_path / "adapter"
+    add_lora(tiny.make_model("llama"), LoraSettings(3), []).save_pretrained(adapter)  # type: ignore[operator]
+    trained_tokenizer.save_pretrained(adapter)
+    described = json.loads((adapter / "adapter_config.json").read_text())
+    write_json(adapter / "adapter_config.json", {**described, "base_model_name_or_path": "nowhere/base"})
+    with pytest.raises(UserError, match=r"'nowhere/base', the base model that .*adapter_config\.json names: neither"):
+        load_for_inference(adapter)
+
+
 CODE = """
 from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -104,6 +104,21 @@ def test_a_subclass_may_override_what_is_called(tmp_path: Path, tiny_tokenizer: 
     Mine(tiny.make_model("llama"), arguments, REGULAR, **data).train()
 
 
+def test_a_training_step_of_ones_own_is_logged(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    class Mine(JepaTrainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    arguments, tokenizer = tiny.arguments(tmp_path, max_steps=1, logging_steps=1), copy.deepcopy(tiny_tokenizer)
+    data = {"train_dataset": tiny.records(), "processing_class": tokenizer}
+    trainer = Mine(tiny.make_model("llama"), arguments, REGULAR, **data)
+    trainer.train()
+    line = trainer.state.log_history[0]
+    assert line["lm_loss"] == pytest.approx(line["loss"], rel=1e-4)
+
+
 # -- effects -----------------------------------------------------------------------------------------------------------
 
 

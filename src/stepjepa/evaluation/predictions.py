@@ -82,10 +82,9 @@ def _read_answers(
         prompts[index] = prompt if isinstance(prompt := line.get("prompt"), str) else None
     counts = {len(samples): index for index, samples in answers.items()}
     if len(counts) > 1:
-        found = ", ".join(
-            f"{counted(count, 'sample')} at index {counts[count]}" for count in (min(counts), max(counts))
-        )
-        raise UserError(f"{found}; give every record as many", path=path)
+        fewest_and_most = (min(counts), max(counts))
+        samples = ", ".join(f"{counted(count, 'sample')} at index {counts[count]}" for count in fewest_and_most)
+        raise UserError(f"{samples}; give every record as many", path=path)
     missing = [index for index in wanted if index not in answers]
     if missing:
         fault = f"no prediction for {len(missing)} of {len(wanted)} records (the first is index {missing[0]})"

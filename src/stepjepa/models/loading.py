@@ -21,7 +21,7 @@ from stepjepa.chat.template import ChatTemplate
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models import presets
 from stepjepa.models.generation_settings import load_generation_config
-from stepjepa.models.names import base_of_adapter, check_base, check_model_name, check_trained
+from stepjepa.models.names import adapter_file, base_of_adapter, check_base, check_model_name, check_trained
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.probe import inside_of, unreached_parts
 from stepjepa.models.token_rows import (
@@ -259,7 +259,8 @@ def load_for_inference(
     is_adapter, base = base_name is not None, base_name or name
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     options = {} if quantization is None else quantization_options(quantization, device=device)
-    with as_user_error(f"can't load a model from '{base}'"):
+    of_adapter = f", the base model that {adapter_file(name)} names" if is_adapter else ""
+    with as_user_error(f"can't load a model from '{base}'{of_adapter}"):
         model = load_weights(base, dtype=dtype, trust_remote_code=trust_remote_code, **options)
         if is_adapter:
             resize_embedding(model, rows_of(tokenizer))

@@ -42,7 +42,7 @@ def check_base(name: str) -> None:
         check_preset(name)
         return
     check_model_name(name, untrained=True)
-    if (Path(name) / _ADAPTER).is_file():
+    if adapter_file(name).is_file():
         raise UserError("is an adapter; training starts from a whole model: run 'stepjepa export' on it", path=name)
     if Path(name).is_dir() and not any(Path(name).glob("tokenizer*")):  # a tokenizer alone is enough for `inspect`
         _check_holds_model(Path(name))
@@ -55,13 +55,18 @@ def check_trained(name: str) -> None:
         _check_holds_model(Path(name))
 
 
+def adapter_file(name: str) -> Path:
+    """Return the file that describes the adapter of a folder; it exists if the folder holds one."""
+    return Path(name) / _ADAPTER
+
+
 def base_of_adapter(name: str) -> str | None:
     """Return the name of the base model of an adapter's folder; None if it holds no adapter.
 
     Raises:
         UserError: the folder's file is damaged, or names no base model, or a folder that is not there.
     """
-    file = Path(name) / _ADAPTER
+    file = adapter_file(name)
     if not file.is_file():
         return None
     settings = read_json_object(file, "file of an adapter", "restore it, or train again")

@@ -278,8 +278,9 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         with noise_of_sequences(self.model, inputs, self.neftune_noise_alpha):
             losses = jepa_loss(model, inputs, self.objective, counts, self.context())
         loss = losses.loss
-        if self._in_step:
-            # A call by a callback, or for held-out records, is no part of the line of logs.
+        if self._in_step or num_items_in_batch is not None:
+            # Not a call by a callback or for held-out records, which is no part of the line of logs. A subclass may
+            # have a ``training_step`` of its own.
             self.meter.add(inputs, losses, counts)
             loss = self.guard.watch(losses)
         # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
