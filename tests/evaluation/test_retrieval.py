@@ -17,7 +17,7 @@ import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
-from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.jepa import SETTINGS, JepaConfig
 from stepjepa.data.record import Record
 from stepjepa.evaluation import retrieval as module
 from stepjepa.evaluation.output import RETRIEVAL
@@ -247,6 +247,18 @@ def test_a_mean_replaces_the_token_of_training() -> None:
     assert embedding_config(trained).last_token == -2
     read = embedding_config(trained, pooling="mean")
     assert (read.pooling, read.last_token) == ("mean", None)
+
+
+def test_views_are_read_by_every_setting_that_they_were_trained_with() -> None:
+    """Each setting of the views that can differ from its default is another view, or another place in it."""
+    without_views = {"require_pairs": True}  # says what happens to a record that has none
+    other = {"predictors": 3, "last_token": -2, "step_separator": "line", "steps_from": "reasoning", "pooling": "mean"}
+    other |= {"pair_distance": 2, "front_pred": True, "reverse_pred": True, "pairs": "all", "layout": "branched"}
+    views = {name for name, about in SETTINGS.items() if about.get("views") and about["affects"] == "sequences"}
+    assert views == {*other, *without_views}
+    for name, value in other.items():
+        trained = JepaConfig(mode="step-jepa", **{name: value})
+        assert getattr(embedding_config(trained.to_dict()), name) == value, name
 
 
 def test_retrieval_during_training_is_that_of_the_evaluation(runs: dict[str, Path]) -> None:

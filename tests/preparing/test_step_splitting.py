@@ -45,6 +45,16 @@ def test_markers_part_steps_and_blank_lines_inside_them_do_not(mark):
             "1. Take 3 + 4 = 7.\n2. Take 2 away:\n   7 - 2 = 5.\n\nNow we double 5: 10.\n\nThe answer is 10.",
             ["1. Take 3 + 4 = 7.", "2. Take 2 away:\n   7 - 2 = 5.", "Now we double 5: 10.", "The answer is 10."],
         ),
+        # A count that begins again, with one marker, does not undo the first one.
+        (
+            "Step 1: Add 3 and 4.\nStep 2: Double 7.\n\nThat was wrong.\nStep 1: Add 3 and 5.",
+            ["Step 1: Add 3 and 4.", "Step 2: Double 7.\nThat was wrong.", "Step 1: Add 3 and 5."],
+        ),
+        (
+            "1. Take 3 + 4 = 7.\n2. Take 2 away: 5.\n1. To check it, 5 + 2 = 7.",
+            ["1. Take 3 + 4 = 7.", "2. Take 2 away: 5.", "1. To check it, 5 + 2 = 7."],
+        ),
+        ("3. Take 3 + 4 = 7.\n1. Take 2 away: 5.", ["3. Take 3 + 4 = 7.\n1. Take 2 away: 5."]),
         # A list inside a step does not part it.
         (
             "**Step 1:** Count:\n1. 3 red\n2. 4 blue\n\n**Step 2:** Add:\n1. 3 + 4\n2. gives 7",

@@ -197,6 +197,8 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     changes: JsonObject = {
         "pairs": decided("pairs", {"all"} if steps else {objective["pairs"] for objective in same}, settings.pairs),
         "step_separator": decided("step_separator", {objective["step_separator"] for objective in same}),
+        # Records of earlier versions lack it.
+        "steps_from": decided("steps_from", {objective.get("steps_from", "content") for objective in same}),
         "max_length": min((objective["max_length"] for objective in same or recorded), default=None),
         "jepa_layer": settings.layer,
         "pooling": settings.pooling,

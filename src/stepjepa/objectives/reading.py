@@ -35,9 +35,12 @@ SIDES: tuple[Kind, ...] = ("source", "target")
 WORTH_SHARING = 16
 """Least number of shared first tokens for which two sequences are put into one tree."""
 
-# Settings that determine the text of a view, and those that determine its readout.
+# Settings that determine the text of any view, and those that a model has for the views that it was trained on.
 _TEXT = ("step_separator", "max_length", "labels")
-_READOUT = ("layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token", "pair_distance", "pooling")
+_OF_VIEWS = (
+    *("layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token", "pair_distance", "pooling"),
+    *("steps_from", "jepa_layer"),
+)
 
 
 def reading_config(trained: JsonObject | None, views: str) -> JepaConfig:
@@ -52,7 +55,7 @@ def reading_config(trained: JsonObject | None, views: str) -> JepaConfig:
     """
     settings: JsonObject = {"over_length": "skip", "mode": views, "predictors": 0}
     if trained is not None:
-        names = [*_TEXT, *_READOUT, "jepa_layer"] if trained["mode"] == views else [*_TEXT]
+        names = [*_TEXT, *_OF_VIEWS] if trained["mode"] == views else [*_TEXT]
         # Records of earlier versions lack some of them.
         settings |= {name: trained[name] for name in names if name in trained}
         if trained.get("plain"):

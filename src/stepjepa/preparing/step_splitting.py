@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 _BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 _STEP_MARKER = re.compile(
@@ -107,7 +108,7 @@ def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
 
 
 def _find_markers(lines: Sequence[str], inside: Collection[int], pattern: re.Pattern[str]) -> dict[int, int]:
-    """Return line -> number of the markers outside blocks, counted n, n + 1, ... or again from 1; empty if only n."""
+    """Return line -> number of the markers outside blocks, counted n, n + 1, ... or again from 1; empty if none does."""
     markers: dict[int, int] = {}
     before, indent = 0, ""
     for place, line in enumerate(lines):
@@ -119,7 +120,8 @@ def _find_markers(lines: Sequence[str], inside: Collection[int], pattern: re.Pat
         if not markers or (number in (before + 1, 1) and groups["indent"] == indent):
             before, indent = number, groups["indent"]
             markers[place] = number
-    return markers if markers and before > min(markers.values()) else {}
+    counts = any(number == previous + 1 for previous, number in pairwise(markers.values()))
+    return markers if counts else {}
 
 
 def _pieces(lines: Sequence[str], inside: Collection[int], markers: Mapping[int, int], *, in_list: bool) -> list[str]:
