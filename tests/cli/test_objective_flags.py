@@ -95,6 +95,9 @@ REFUSED: list[tuple[str, str]] = [
     ("--infonce_temperature 0.2", "--infonce_temperature does nothing without --jepa_loss_type infonce"),
     ("--jepa_layer 0", "reads the token embedding of a predictor, always the same"),
     ("--infonce --batch_size 1", "a batch of 1 has one; raise --batch_size"),
+    ("--infonce --batch_size 1 --pairs all", "a batch of 1 has one; raise --batch_size"),
+    ("--regular --gamma 0", "no step has a loss whose weight is above 0, so nothing would be trained; raise --gamma"),
+    ("--gamma 0 --jepa_ratio 0 --jepa_loss_type l2", "nothing would be trained; raise --gamma"),
     ("--seed=-1", "--finetune_seed: expected 0 to 2**32 - 1, got -1"),
     ("--eval_split 0.5", "--eval_split does nothing without --data_file"),
     ("--plain --chat_template x", "--plain and --chat_template exclude each other"),
@@ -140,5 +143,9 @@ def test_flags_that_change_nothing_say_so(data: Path, tmp_path: Path, capsys: An
     assert "--additive_mask changes nothing" in capsys.readouterr().err
     parsed("--step_jepa --last_token -2")
     assert "--last_token -2 is followed here" in capsys.readouterr().err
+    parsed("--step_separator line")
+    assert "--step_separator has no effect without --step_jepa" in capsys.readouterr().err
+    parsed("--step_jepa --step_separator line")
+    assert "--step_separator" not in capsys.readouterr().err
     parsed("--regular --predictors 3 --lbd 2")
     assert "--predictors, --lbd have no effect" in capsys.readouterr().err

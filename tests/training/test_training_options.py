@@ -126,6 +126,31 @@ def test_losses_that_compare_pairs_do_not_sort_their_negatives_by_length(tiny_to
     assert orders[Cosine()] == sorted(orders[InfoNCE()]) != orders[InfoNCE()] == orders[Margin()]
 
 
+def test_a_run_without_a_loss_or_with_single_held_out_pairs_is_refused(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    """Such a run would train nothing, or log a held-out loss of 0."""
+
+    def make(jepa: JepaConfig, *, trains: bool = True, **changes: Any) -> JepaTrainer:
+        return JepaTrainer(
+            tiny.make_model("llama"),
+            tiny.arguments(tmp_path, **changes),
+            jepa,
+            train_dataset=tiny.records() if trains else None,
+            eval_dataset=tiny.records(),
+            processing_class=copy.deepcopy(tiny_tokenizer),
+        )
+
+    for idle in ({"lbd": 0.0}, {"jepa_epochs": 0.0}, {"jepa_ratio": 0.0, "sigreg": 0.1}, {"mode": "regular"}):
+        with pytest.raises(ValueError, match="no step has a loss whose weight is above 0, so nothing would be trained"):
+            make(JepaConfig(gamma=0.0, **idle))
+    make(JepaConfig(mode="regular", gamma=0.0), trains=False)
+    make(JepaConfig(mode="regular", gamma=0.0, stp=0.1))
+    make(JepaConfig(gamma=0.0, lbd_schedule="warmup"))
+    infonce = JepaConfig(jepa_loss_type="infonce")
+    with pytest.raises(ValueError, match=r"a held-out batch of 1 has one, .* raise `per_device_eval_batch_size`"):
+        make(infonce, per_device_eval_batch_size=1)
+    make(JepaConfig(), per_device_eval_batch_size=1)
+
+
 def test_a_whole_adapter_run_through_the_trainer(tiny_tokenizer: Any, tmp_path: Path) -> None:
     model: Any = add_lora(tiny.make_model("llama"), LoraSettings(3), all_predictor_ids(tiny_tokenizer))
     trainer = JepaTrainer(

@@ -85,8 +85,9 @@ class JepaConfig:
     reverse_pred: bool = _views(False, "the second view predicts the first")
     last_token: int | None = _views(
         None,
-        "read embeddings at this token of the templated view, counted from its end (-1: the last of the template); "
-        "auto: the last predictor of the source, the last token of the target's content",
+        "read embeddings at this token of the templated view, counted from its end (-1: the last of the template; a "
+        "view that is read in its chat has none behind it); auto: the last predictor of the source, the last token of "
+        "the target's content",
         allowed=(lambda value: value < 0, "a negative number or auto (-1 is the last token)"),
         parse=lambda text: None if text == "auto" else int(text),
     )

@@ -82,6 +82,8 @@ def read_objective(named: JsonObject, note: Callable[[str], None]) -> JepaConfig
         note(
             f"`last_token {objective['last_token']}` is followed here; the published Step-JEPA script leaves it unused"
         )
+    elif mode == "llm-jepa" and objective.get("step_separator", "blank") != "blank":
+        note("`step_separator` has no effect without `step_jepa`: the views of llm-jepa are messages")
     if short["additive_mask"]:
         note("`additive_mask` changes nothing: all views are run in one pass anyway")
     with raising_user_errors():

@@ -108,7 +108,7 @@ def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
 
 
 def _find_markers(lines: Sequence[str], inside: Collection[int], pattern: re.Pattern[str]) -> dict[int, int]:
-    """Return line -> number of the markers outside blocks, counted n, n + 1, ... or again from 1; empty if none does."""
+    """Return line -> number of the markers outside blocks, counted n, n + 1, ... or again from 1; else nothing."""
     markers: dict[int, int] = {}
     before, indent = 0, ""
     for place, line in enumerate(lines):

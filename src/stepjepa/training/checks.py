@@ -225,15 +225,58 @@ def adjust(args: TrainingArguments, model: nn.Module) -> None:
         args.ddp_find_unused_parameters = leaves_weights_unused(model)
 
 
-def check_batch_size(config: JepaConfig, args: TrainingArguments, compares_pairs: bool) -> None:
+def check_objective(
+    config: JepaConfig, args: TrainingArguments, objective: Objective, *, trains: bool, held_out: bool
+) -> None:
+    """Raise a ``ValueError`` if no term is trained, or one that compares pairs would see only one pair per batch.
+
+    Args:
+        config: of the run.
+        args: the Trainer's arguments.
+        objective: the terms, perhaps without the router loss that a model has by itself.
+        trains: whether there are records to train on.
+        held_out: whether there are held-out records.
+    """
+    with_pairs = config.uses_views and config.jepa_ratio > 0 and config.jepa_epochs != 0
+    used = [term for term in objective.terms.values() if with_pairs or not term.of_pairs]
+    # A user's term may have a schedule of its own.
+    weights = [term.weight_at(progress) for term in used for progress in (None, 0.0, 0.5, 1.0)]
+    if trains and not any((*weights, config.router_loss)):
+        raise ValueError(
+            "no step has a loss whose weight is above 0, so nothing would be trained; raise `gamma`, or the weight of "
+            "another loss"
+        )
+    check_batch_size(config, args, objective.compares_pairs)
+    if (
+        held_out
+        and objective.compares_pairs
+        and config.pairs == "first"
+        and args.eval_batch_size * args.world_size == 1
+    ):
+        raise ValueError(
+            "the loss compares the pairs of a micro-batch, and a held-out batch of 1 has one, so that its loss is 0; "
+            "raise `per_device_eval_batch_size`, or take another loss"
+        )
+
+
+def check_batch_size(
+    config: JepaConfig, args: TrainingArguments, compares_pairs: bool, prepared: Prepared | None = None
+) -> None:
     """Raise a ``ValueError`` if a term that compares pairs would see only one pair per batch.
 
     Args:
         config: of the objective.
         args: the Trainer's arguments.
         compares_pairs: whether a term compares the pairs of a micro-batch.
+        prepared: records as tokens, which say whether one has several pairs with ``pairs`` 'all'; None for not yet.
     """
-    if compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
+    if not compares_pairs or args.train_batch_size * args.world_size > 1:
+        return
+    one_each = config.pairs == "first"
+    if not one_each and prepared is not None:
+        records = (cast(SampledRecord, prepared.dataset[number]).record for number in range(len(prepared.dataset)))
+        one_each = not any(len(record.all_pairs) > 1 for record in records)
+    if one_each:
         raise ValueError(
             "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise `batch_size` (and lower "
             "`grad_accum`), or take another loss"

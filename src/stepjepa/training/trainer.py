@@ -138,7 +138,8 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             views=views,
         )
         self.recorder = Recorder(self)
-        self._check_settings(args, objective, group_by)
+        sets = {"trains": train_dataset is not None, "held_out": eval_dataset is not None}
+        self._check_settings(args, objective, group_by, **sets)
         model, tokenizer, train_dataset = load_named(
             model, processing_class, train_dataset, predictors=self.jepa.used_predictors, seed=args.seed
         )
@@ -149,6 +150,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             checks.check_attention(args, model)
         self._views = views
         self._prepare_data(train_dataset, eval_dataset, tokenizer)
+        checks.check_batch_size(self.jepa, args, self.objective.compares_pairs, self.prepared)
         super().__init__(
             model=model,
             args=args,
@@ -171,11 +173,20 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         self.evaluated: dict[int, dict[str, float]] = {}  # step -> metrics, of the evaluations since training began
         self._add_parts(args, track_flop=track_flop)
 
-    def _check_settings(self, args: TrainingArguments, objective: Objective | None, group_by: GroupBy | None) -> None:
+    def _check_settings(
+        self,
+        args: TrainingArguments,
+        objective: Objective | None,
+        group_by: GroupBy | None,
+        *,
+        trains: bool,
+        held_out: bool,
+    ) -> None:
         """Check all that can be checked before a model is loaded, which may take long."""
         checks.check_arguments(args)
         self.group_by = checks.check_grouping(group_by, self.jepa)
-        checks.check_batch_size(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
+        objective = objective or Objective.from_config(self.jepa)
+        checks.check_objective(self.jepa, args, objective, trains=trains, held_out=held_out)
 
     def _check_records(self, *prepared: Prepared) -> None:
         checks.check_positions(self.bound.collator, *prepared)
