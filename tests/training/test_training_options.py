@@ -126,8 +126,8 @@ def test_losses_that_compare_pairs_do_not_sort_their_negatives_by_length(tiny_to
     assert orders[Cosine()] == sorted(orders[InfoNCE()]) != orders[InfoNCE()] == orders[Margin()]
 
 
-def test_a_run_without_a_loss_or_with_single_held_out_pairs_is_refused(tiny_tokenizer: Any, tmp_path: Path) -> None:
-    """Such a run would train nothing, or log a held-out loss of 0."""
+def test_settings_of_the_objective_without_effect_are_refused(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    """No loss has a weight, a held-out loss would be 0, or a field needs another one."""
 
     def make(jepa: JepaConfig, *, trains: bool = True, **changes: Any) -> JepaTrainer:
         return JepaTrainer(
@@ -145,6 +145,9 @@ def test_a_run_without_a_loss_or_with_single_held_out_pairs_is_refused(tiny_toke
     make(JepaConfig(mode="regular", gamma=0.0), trains=False)
     make(JepaConfig(mode="regular", gamma=0.0, stp=0.1))
     make(JepaConfig(gamma=0.0, lbd_schedule="warmup"))
+    for field, needed in (("ema_decay", "target_grad ema"), ("infonce_temperature", "jepa_loss_type infonce")):
+        with pytest.raises(UserError, match=f"`{field}` does nothing without `{needed}`; add it or leave it out"):
+            make(JepaConfig(**{field: 0.5}))
     infonce = JepaConfig(jepa_loss_type="infonce")
     with pytest.raises(ValueError, match=r"a held-out batch of 1 has one, .* raise `per_device_eval_batch_size`"):
         make(infonce, per_device_eval_batch_size=1)

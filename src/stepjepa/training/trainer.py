@@ -18,6 +18,7 @@ from transformers.trainer_utils import SaveStrategy
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.option import check_effects
 from stepjepa.config.run import GroupBy
 from stepjepa.data.record import Data, Views
 from stepjepa.models.architecture import without_heads
@@ -184,6 +185,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
     ) -> None:
         """Check all that can be checked before a model is loaded, which may take long."""
         checks.check_arguments(args)
+        check_effects(vars(self.jepa), JepaConfig)
         self.group_by = checks.check_grouping(group_by, self.jepa)
         objective = objective or Objective.from_config(self.jepa)
         checks.check_objective(self.jepa, args, objective, trains=trains, held_out=held_out)
