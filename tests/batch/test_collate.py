@@ -50,6 +50,7 @@ def own(sequence: TokenSequence, place: int) -> tuple[tuple[int, int], ...]:
     return tuple((int(sequence.ids[key]), key) for key in range(first, place + 1))
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trained_tokenizer: Any) -> None:
     """Each label, prompt label and readout of each record, with all that its position sees; shared or not."""

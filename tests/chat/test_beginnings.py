@@ -58,6 +58,7 @@ def marked(plain_tokenizer: Any) -> Any:
     return served_forms.with_all_markers(plain_tokenizer)
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("form", FORMS)
 def test_turns_are_those_of_every_beginning_by_itself(form: str, marked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = served_forms.in_form(marked, form)

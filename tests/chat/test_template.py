@@ -57,6 +57,7 @@ def check(template: ChatTemplate, chat: list[dict[str, str]]) -> None:
         assert turn.text[turn.spans[-1][1] :] == turn.stop == template.stop_tokens[0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", REAL)
 def test_spans_of_real_templates(name: str, real_tokenizer: Callable[[str], Any]) -> None:
     template = ChatTemplate(real_tokenizer(name))

@@ -64,6 +64,7 @@ def spelling(text: str) -> Record:
     return tiny.make_record(f"Be {text}", f"What is {text}?", f"It is {text}.\n\nSo {text}\n\nend {text}")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "mode"), [("qwen2.5", "separate"), ("olmo2", "plain"), *(("minimind", mode) for mode in MODES)]
 )
@@ -105,6 +106,7 @@ def test_no_special_token_comes_from_an_answer_or_a_view(
         assert prompt.tolist() == served
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "plain"), [("qwen2.5", True), ("olmo2", False), ("minimind", False)])
 def test_an_evaluation_asks_with_the_tokens_of_training(
     real_tokenizer: Callable[..., Any], name: str, plain: bool
@@ -124,6 +126,7 @@ def test_an_evaluation_asks_with_the_tokens_of_training(
         assert "<|predictor_1|><|eot_id|>" in tokenizer.decode(span.ids[span.start :])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
 def test_stand_ins_give_the_tokens_of_every_stretch_by_itself(real_tokenizer: Callable[..., Any], name: str) -> None:
     tokenizer = real_tokenizer(name)
@@ -204,6 +207,7 @@ def test_a_special_token_in_a_content(contents: list[tuple[int, int]], wanted: b
     assert overlap(special, [*contents, *[(5, 5)] * 97]) is wanted
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
 def test_turns_are_prompt_and_whole_by_themselves(real_tokenizer: Callable[..., Any], name: str) -> None:
     """Cut at once, or each alone; with answers that begin inside a token of the whole."""

@@ -31,14 +31,17 @@ def test_damaged_run_folders(trained_tokenizer: Any, tmp_path: Path, capsys: pyt
     assert "error" in {try_run(capsys, tmp_path, run, number, SEED) for number in range(10)}
 
 
+@pytest.mark.slow
 def test_damaged_evaluated_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {try_comparison(capsys, tmp_path, number, SEED) for number in range(120)} == {"error", "sound"}
 
 
+@pytest.mark.slow
 def test_damaged_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {try_sweep(capsys, tmp_path, number, SEED) for number in range(32)} == {"error", "again", "sound"}
 
 
+@pytest.mark.slow
 def test_damaged_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pyarrow")
     assert {try_table(capsys, tmp_path, number, SEED) for number in range(120)} == {"error", "skipped", "sound"}

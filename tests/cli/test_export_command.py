@@ -55,6 +55,7 @@ def export(*flags: object) -> int:
     return main(["export", *map(str, flags)])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["run", "adapter"])
 def test_a_plain_folder(name: str, material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export("--model_path", material / name, "--output_dir", tmp_path / "plain") == 0
@@ -81,6 +82,7 @@ def test_a_second_export_into_a_folder_is_refused_while_the_first_runs(
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_named_chat_templates_leave_with_the_model(material: Path, tmp_path: Path) -> None:
     """A base's further templates, as one for retrieved documents, are in run, checkpoint and export."""
     base = AutoTokenizer.from_pretrained(material / "base")

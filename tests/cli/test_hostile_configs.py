@@ -52,6 +52,7 @@ FILES: list[tuple[str | bytes, str]] = [
 ]
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize(("held", "words"), FILES, ids=range(len(FILES)))
 def test_an_odd_file_is_one_line(
     held: str | bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

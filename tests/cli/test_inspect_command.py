@@ -124,6 +124,7 @@ def test_a_record_that_is_not_there(data: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.endswith("sums.jsonl: --index 2: the file has 2 records; choose 0 to 1\n")
 
 
+@pytest.mark.slow
 def test_other_tokenizers(shared_data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     source = shared_data / "llm_jepa" / "synth_test.jsonl"
     data = tmp_path / "synth.jsonl"

@@ -36,6 +36,7 @@ def test_weights_that_do_not_fit(weights: list[float]) -> None:
         mix([3, 2], weights, 1)
 
 
+@pytest.mark.slow
 def test_training_on_a_mixture_is_repeated_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, folder, run = tmp_path / "a.json", tmp_path / "b", tmp_path / "run"
     table.write_text(json.dumps(rows(13, "apples")), encoding="utf-8")

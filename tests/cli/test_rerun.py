@@ -79,6 +79,7 @@ def of_first_edition(place: Path, arguments: list[Any]) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_stopped_repetition_is_resumed_as_its_message_says(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +133,7 @@ def test_the_weights_are_the_same_bit_for_bit_from_anywhere(
     assert "is not empty" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_was_resumed_with_other_settings_is_repeated_with_the_last_ones_and_says_so(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ def test_other_columns_are_refused(material: Path, capsys: pytest.CaptureFixture
     assert changes[0].name == "training records as tokens" and changes[0].mixed
 
 
+@pytest.mark.slow
 def test_a_replaced_base_of_an_adapter_is_refused(material: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lora = ("--lora", "--lora_rank", "2")
     assert train(material, *lora) == 0

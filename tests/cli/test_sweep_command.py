@@ -148,6 +148,7 @@ def figures(out: str) -> list[list[str]]:
     return [row[:-1] for row in rows]
 
 
+@pytest.mark.slow
 def test_a_whole_sweep_of_real_trainings(
     grid: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_whole_sweep_of_real_trainings(
     assert "regular/seed82: was begun with other flags of 'stepjepa train'" in error
 
 
+@pytest.mark.slow
 def test_a_bad_line_is_told_once_and_put_right_in_the_same_folder(
     grid: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

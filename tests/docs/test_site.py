@@ -87,6 +87,7 @@ def test_formulas_are_mathml_and_unknown_commands_are_refused() -> None:
         hooks.mathml(r"\nonsense{x}", "inline")
 
 
+@pytest.mark.slow
 def test_the_searches_that_readme_shows_find_a_sentence_of_its_test_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def test_records_are_taken_from_all_over_a_file(size, count, picked):
     assert spread(list(range(size)), count) == picked
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("lora", [False, True])
 def test_training_is_not_disturbed_and_the_scores_are_logged(lora, tiny_tokenizer, tmp_path):
     weights = {}

@@ -103,6 +103,7 @@ def test_two_evaluations_into_one_file_at_once_are_refused(loaded, test_file):
 WEIGHED = {"task": "user_task:Weighing", "temperature": 1.0, "num_samples": 2}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("keep", "changes"), [(0.01, {}), (0.7, {"temperature": 1.5}), (0.6, WEIGHED), (1.0, WEIGHED)])
 def test_a_killed_run_goes_on_to_the_same_file(keep, changes, loaded, test_file):
     """Also with several samples and with likelihoods."""
@@ -309,6 +310,7 @@ def test_training_a_model_or_the_base_of_an_adapter_changes_its_fingerprint(load
     assert model_fingerprint("org/name") == "org/name"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "task", "headline", "zero"),
     # Of regular expressions also that none is left undecided is shown, as a score of 0.

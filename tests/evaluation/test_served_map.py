@@ -52,6 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -> 
     return path
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["base", "regular", "objective", "no prompt"])
 def test_texts_are_embedded_behind_the_map(name: str, folder: Path) -> None:
     """Against scikit-learn on pairs of records; the texts are records, too, behind the system prompt of the map."""

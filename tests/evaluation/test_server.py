@@ -289,6 +289,7 @@ def test_a_port_without_a_listener_is_named(test_file, capsys):
     assert error.count("\n") == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("reply", "words"),
     [

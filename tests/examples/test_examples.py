@@ -41,6 +41,7 @@ def test_the_table_names_every_example() -> None:
     assert named == {*SCRIPTS, *(path.name for path in EXAMPLES.glob("*.ipynb"))}
 
 
+@pytest.mark.slow
 def test_quickstart(
     load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_threads_are_no_more_than_free_cores(load: Load, monkeypatch: pytest.Mon
     assert chosen == [7, 4, 1]
 
 
+@pytest.mark.slow
 def test_one_model_answers_and_retrieves(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example = load("answer_or_retrieve")
     shown = example.run(tmp_path / "a", tiny=True)
@@ -137,6 +139,7 @@ def test_labels_of_the_generated_reviews_are_right(load: Load) -> None:
         assert any(claimed <= each for each in words[bool(row["label"])])
 
 
+@pytest.mark.slow
 def test_own_views(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example = load("own_views")
     example.run(tmp_path / "a", tiny=True)

@@ -68,6 +68,7 @@ def test_answers_stay_together_and_nothing_is_lost(scripts: dict[str, ModuleType
     assert 17 <= len(parts[1]) < 17 + 8
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("grid", GRIDS, ids=[grid.stem for grid in GRIDS])
 def test_every_grid_expands(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Only that the files are there is asked for before a trial begins.
@@ -90,6 +91,7 @@ def test_every_grid_expands(grid: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "planned").exists()
 
 
+@pytest.mark.slow
 def test_every_number_is_what_the_figures_give(
     scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -200,6 +202,7 @@ def test_weights_give_a_set_the_operators_of_another(scripts: dict[str, ModuleTy
     assert scripts["frame"].share([1, 0, 1, 1], [2, 1, 0, 1]) == 75
 
 
+@pytest.mark.slow
 def test_languages_and_splits_are_those_of_the_data(scripts: dict[str, ModuleType], shared_data: Path) -> None:
     files = (shared_data / "llm_jepa" / f"synth_{name}.jsonl" for name in ("train", "test"))
     train, test = map(scripts["splits"].answers, files)
@@ -341,6 +344,7 @@ def rows_of_retrieval(hits: dict[tuple[str, str], dict[str, float]]) -> list[dic
     ]
 
 
+@pytest.mark.slow
 def test_what_retrieval_shows_follows_its_intervals(
     scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,6 +483,7 @@ def test_arms_run_side_by_side_and_what_fails_is_named(
     assert "name another folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_time_limit_ends_what_runs_and_packs_it(
     scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch, capsys
 ) -> None:

@@ -37,6 +37,7 @@ def losses(records: list[Any], tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 # TRL's own settings name an option of transformers by its old name.
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated")
 @pytest.mark.parametrize("name", ["plain_pytorch", "in_accelerate", "in_trl", "in_lightning"])
 def test_a_loop_gives_the_losses_of_the_trainer(
@@ -85,6 +86,7 @@ in_accelerate.train(args)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_of_accelerate_train_what_one_trains(
     records: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

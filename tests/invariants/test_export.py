@@ -42,6 +42,7 @@ def train(base: Path, data: Path, run: Path, *flags: str) -> None:
     assert code == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("spare", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_adapter(tied: bool, spare: bool, plain_tokenizer: Any, data: Path, tmp_path: Path) -> None:

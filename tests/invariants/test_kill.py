@@ -25,6 +25,7 @@ def trained(commands: Commands, material: Path) -> Path:
 MOMENTS = {"train": 3, "prepare": 3, "evaluate": 3, "export": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MOMENTS)
 def test_killed_at_any_moment_it_comes_to_the_same(
     name: str, commands: Commands, material: Path, trained: Path, tmp_path: Path

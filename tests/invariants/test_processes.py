@@ -67,6 +67,7 @@ def test_sharded_weights_train_what_whole_ones_train(name: str, of_two: Callable
     compare(sharded(name, 1, 0), of_two("fsdp")[name])
 
 
+@pytest.mark.slow
 def test_no_two_objectives_train_the_same() -> None:
     """Each name stands for something: no option in the table is without effect."""
     weights = [torch.cat([value.flatten() for value in sharded(name, 1, 0)[0].values()])[:900] for name in OBJECTIVES]

@@ -57,6 +57,7 @@ def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
         assert (value - second[name]).abs().max() <= tolerance, name
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_accumulation_changes_nothing(mode: str, trained_tokenizer: Any, tmp_path: Path) -> None:
     whole, logs = trained(trained_tokenizer, tmp_path, MODES[mode], batch=8, accumulate=1)
@@ -83,6 +84,7 @@ def test_the_runs_compared_above_do_train(trained_tokenizer: Any, tmp_path: Path
         assert line["loss"] == pytest.approx(1.3 * line["lm_loss"] + 0.7 * line["jepa_loss"], rel=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("options", "tolerance"),
     [

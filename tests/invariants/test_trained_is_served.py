@@ -167,6 +167,7 @@ def golden_texts(saved: Saved) -> dict[str, list[list[str]]]:
     }
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("name", FORMS)
 def test_prompts_and_answers(name: str, of_form: Callable[[str], Saved]) -> None:
     """With and without system, thoughts, calls of tools; the texts are those of the golden file, written by hand."""
@@ -179,6 +180,7 @@ def test_prompts_and_answers(name: str, of_form: Callable[[str], Saved]) -> None
     assert golden_texts(form) == golden[name]
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("name", FORMS)
 def test_odd_contents(name: str, odd: str, of_form: Callable[[str], Saved]) -> None:
@@ -207,6 +209,7 @@ def test_a_thought_that_the_template_does_not_write_is_refused(name: str, of_for
         form.tokenized(THOUGHTS)
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("name", FORMS)
 def test_saving_twice_changes_nothing(name: str, of_form: Callable[[str], Saved], tmp_path: Path) -> None:
     form = of_form(name)
@@ -228,6 +231,7 @@ def test_a_variable_of_the_run_can_be_overridden(of_form: Callable[[str], Saved]
 # -- tokenizers and templates of others --------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", REAL)
 def test_real_tokenizers(name: str, shared_data: Path, tmp_path: Path) -> None:
     form = saved(AutoTokenizer.from_pretrained(shared_data / "tokenizers" / name), tmp_path)
@@ -245,6 +249,7 @@ def with_template_of_trl(all_markers: Any, file: Path) -> Any:
     return made
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("file", OF_TRL, ids=[file.stem for file in OF_TRL])
 def test_templates_of_trl(file: Path, all_markers: Any, tmp_path: Path) -> None:
     tokenizer = with_template_of_trl(all_markers, file)
@@ -261,6 +266,7 @@ def test_templates_of_trl(file: Path, all_markers: Any, tmp_path: Path) -> None:
         assert re.search(r"does not write 'reasoning_content'|the prompt closes the thought", str(error))
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     "file",
     [file for file in OF_TRL if file.stem.endswith("_training") and not file.stem.startswith(PARTS_ALONE)],
@@ -289,6 +295,7 @@ def test_trl_marks_the_same_answer(file: Path, all_markers: Any) -> None:
     assert not marked.partition(ours)[2].strip() or file.stem.startswith(("cohere2", "phi3"))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("way", ["first", "every"])
 @pytest.mark.parametrize(
     "name",

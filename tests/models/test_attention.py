@@ -152,6 +152,7 @@ def test_a_block_mask_is_the_dense_mask(seed: int, rule: Callable[..., Tensor] |
         assert torch.equal(indices[0][used], indices[1][used])
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("architecture", "isolated"), [("qwen3", True), *((architecture, False) for architecture in ARCHITECTURES)]
 )
@@ -196,6 +197,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_batches_of_one_size_are_compiled_once(counted: Any, tiny_model: ModelFactory) -> None:
     """Other trees, other lengths: only a length of another size, or another number of rows, is compiled anew."""
     model = tiny_model("gemma2_window", "flex_attention")

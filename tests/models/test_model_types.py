@@ -25,6 +25,7 @@ def known(model_type: str) -> str:
     return model_type
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("model_type", CHANGE_STATES + PLAIN)
 def test_the_lm_loss_is_the_models_own(model_type: str) -> None:
     compared = compare(known(model_type))

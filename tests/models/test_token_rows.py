@@ -132,6 +132,7 @@ def trainer(folder: Path, adapter: peft.PeftConfig, tokenizer: Any) -> JepaTrain
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_rows_of_predictors_are_trained_and_saved(name: str, plain_tokenizer: Any, tmp_path: Path) -> None:
     run = trainer(tmp_path, ADAPTERS[name], plain_tokenizer)
@@ -147,6 +148,7 @@ def test_rows_of_predictors_are_trained_and_saved(name: str, plain_tokenizer: An
     assert torch.equal(loaded.get_input_embeddings()(ids), after)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["regular", "llm-jepa"])
 def test_tokens_that_the_model_lacks_get_rows(mode: str, plain_tokenizer: Any, tmp_path: Path, capsys: Any) -> None:
     """A marker was added to the tokenizer and not to the model."""
@@ -211,6 +213,7 @@ def test_an_adapter_trains_and_saves_the_row_of_a_token_that_its_base_lacks(
     tiny.assert_same(again.get_input_embeddings().weight[-1], wrapped.get_input_embeddings()(torch.tensor([290]))[0])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bare", [False, True], ids=["add_lora", "an adapter of the user's"])
 def test_an_adapter_trains_the_row_of_an_untied_head_for_a_token_that_is_a_label(
     bare: bool, plain_tokenizer: Any, tmp_path: Path
@@ -271,6 +274,7 @@ HELD: list[tuple[str, int, dict[str, Any], str | None]] = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
 @pytest.mark.parametrize(("kind", "spare", "held", "message"), HELD)
 @pytest.mark.parametrize("loaded", [False, True], ids=["bare", "load_model"])

@@ -117,6 +117,7 @@ def test_training_leaves_the_tower_as_it_was(lora: bool, plain_tokenizer: Any, t
     assert not [name for name in moved if "vision" in name or "projector" in name]
 
 
+@pytest.mark.slow
 def test_the_command_and_what_it_saves(
     plain_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

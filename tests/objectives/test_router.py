@@ -84,6 +84,7 @@ def test_autocast_rounds_nothing() -> None:
     assert torch.equal(torch.autograd.grad(result, layer)[0], gradient)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 @pytest.mark.parametrize("architecture", WITH_LOSS)
 def test_trees_equal_the_models_own_loss_of_separate_rows(architecture: str, name: str, trained_tokenizer: Any) -> None:
@@ -275,6 +276,7 @@ def test_weight_0_is_training_without_it(trained_tokenizer: Any, tmp_path: Path)
     assert 0 <= even < uneven / 2
 
 
+@pytest.mark.slow
 def test_the_first_screen_and_the_log(trained_tokenizer: Any, tmp_path: Path, capsys: Any) -> None:
     tiny.write_material(tmp_path, trained_tokenizer)
     tiny.make_model("mixtral").save_pretrained(tmp_path / "base")

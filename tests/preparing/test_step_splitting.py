@@ -117,6 +117,7 @@ def test_real_traces_lose_nothing_and_are_found_again(shared_data):
     assert several > 0.97 * len(traces)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "text",
     [

@@ -73,6 +73,7 @@ def printed(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
     return captured.out
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", [["--regular"], ["--step_jepa", "--pairs", "all"], ["--jepa_ratio", "0.5"]])
 def test_it_says_what_a_run_then_does(
     mode: list[str], data: Path, plain_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -101,6 +102,7 @@ def test_it_says_what_a_run_then_does(
 REENTRANT = ["--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"use_reentrant": true}']
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("more", [[], REENTRANT], ids=["", "reentrant"])
 def test_its_tokens_are_those_that_the_trainer_runs(
     more: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -126,6 +128,7 @@ def test_its_tokens_are_those_that_the_trainer_runs(
     assert {name: count for name, count in result["pairs"].items() if name != "missing"} == counted
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("more", "files"),
     [
@@ -195,6 +198,7 @@ def test_numbers_are_scaled(value: float, base: int, prefixes: tuple[str, ...], 
 MOE = {"hidden_size": 40, "moe_intermediate_size": 56}
 
 
+@pytest.mark.slow
 def test_a_model_that_has_no_shapes_alone_is_still_described(
     trained_tokenizer: Any,
     data: Path,
@@ -215,6 +219,7 @@ def test_a_model_that_has_no_shapes_alone_is_still_described(
     assert "FLOPs: step not known" not in printed(capsys, *flags, "--dtype", "bfloat16")
 
 
+@pytest.mark.slow
 def test_nothing_of_an_8b_model_is_made(trained_tokenizer: Any, data: Path, tmp_path: Path, commands: Commands) -> None:
     folder = model_folder(tmp_path / "8b", trained_tokenizer, LLAMA_8B)
     flags = ["train", "--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run"]
@@ -232,6 +237,7 @@ def test_nothing_of_an_8b_model_is_made(trained_tokenizer: Any, data: Path, tmp_
     assert len(list(folder.iterdir())) == 4
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_example_configurations(
     name: str,

@@ -77,6 +77,7 @@ def test_the_precision_of_accelerate_launch_is_a_setting_unless_the_run_names_on
     assert (made.mixed_precision, made.bf16, made.fp16) == (trained, trained == "bf16", trained == "fp16")
 
 
+@pytest.mark.slow
 def test_a_run_under_accelerate_launch_is_recorded_with_its_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: Any
 ) -> None:

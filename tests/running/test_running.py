@@ -47,6 +47,7 @@ def settings(folder: Path) -> dict[str, Any]:
     return flat
 
 
+@pytest.mark.slow
 def test_two_spellings_of_a_run_are_one(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = RunConfig(
         model_name="preset:tiny",

@@ -102,6 +102,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert "\n---" not in text.split("---\n", 2)[2]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("flags", [[], ["--lora", "--lora_rank", "3"]], ids=["whole", "adapter"])
 def test_the_lines_of_a_card_load_the_model(flags: list[str], plain_tokenizer: Any, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "data.jsonl", [{"messages": list(record.messages)} for record in tiny.records()])

@@ -12,6 +12,8 @@ from made_up_runs import make_run
 from stepjepa.study.page.logged_run import read_runs
 from stepjepa.study.page.page import make_page
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = (
     "<script>alert(1)</script>",
     "</script><script>alert(2)</script><!-- <script>",

@@ -198,6 +198,7 @@ def test_theme_legend_and_width_in_a_browser(browser, arms, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_curves_are_in_the_first_screenshot(browser, arms, tmp_path):
     """As of a program that takes a picture of the page as soon as it is loaded."""
     from matplotlib import image
@@ -218,6 +219,7 @@ def phone(browser, width: int = 390) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", about)
 
 
+@pytest.mark.slow
 def test_on_a_phone_neither_the_page_nor_a_table_scrolls_sideways(browser, arms, tmp_path):
     target = tmp_path / "page.html"
     target.write_text(make_page(read_runs(arms)), encoding="utf-8")
@@ -240,6 +242,7 @@ def test_on_a_phone_neither_the_page_nor_a_table_scrolls_sideways(browser, arms,
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.slow
 def test_a_point_has_a_tooltip_a_drag_zooms_and_a_double_click_shows_all(browser, arms, tmp_path):
     from selenium.webdriver.common.action_chains import ActionChains
 
@@ -291,6 +294,7 @@ def test_an_axis_of_one_value_shows_no_rounding(browser, arms, tmp_path):
     assert result["prefix"] == ["90%", "95%", "100%"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_has_contrast_pictures_follow_the_theme_and_keys_reach_everything(theme, browser, arms, tmp_path):
     from selenium.webdriver.support.wait import WebDriverWait

@@ -138,6 +138,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     wait_for(lambda: all(job.done() for job in submitted))
 
 
+@pytest.mark.slow
 def test_a_whole_sweep_is_that_of_this_machine(engine: Make, tmp_path: Path) -> None:
     cure = tmp_path / "cure"
     ill = {"lbd": 5, "fail_in": "train", "cure": str(cure)}
@@ -179,6 +180,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.slow
 def test_a_job_whose_time_is_up_continues_in_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "7")
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")

@@ -113,6 +113,7 @@ def test_a_whole_sweep_and_what_it_leaves(tmp_path: Path, capsys: Any) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in folder.path.glob("*/**/*")}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stage", ["train", "evaluate"])
 def test_a_failed_trial_is_retried_by_the_next_start(stage: str, tmp_path: Path, capsys: Any) -> None:
     cure = tmp_path / "cure"
@@ -175,6 +176,7 @@ def test_other_flags_under_an_old_name_are_refused_with_the_difference(tmp_path:
     assert set(folder_of(tmp_path, changed).states(changed[1:]).values()) == {"new"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("outcome", [["begun"], ["failed", "no such column"], ["finished"]])
 def test_settings_may_change_where_nothing_is_trained(outcome: list[str], tmp_path: Path) -> None:
     """A trial was stopped before its run folder was there, or somebody has removed the folder."""
@@ -208,6 +210,7 @@ def refused(trial: Trial, text: str) -> Trial:
     return replace(trial, train={**trial.train, "refuse": text})
 
 
+@pytest.mark.slow
 def test_the_same_error_in_every_combination_ends_a_sweep_early(tmp_path: Path) -> None:
     trials = [refused(trial, "no such column") for trial in trials_of()]
     outcome = sweep(folder_of(tmp_path, trials), trials)
@@ -243,6 +246,7 @@ def test_versions_that_have_changed_since_trials_were_begun(tmp_path: Path) -> N
         assert folder.other_versions(trials) == others
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("other", ["another reason", None])
 def test_other_errors_let_the_rest_of_a_sweep_run(other: str | None, tmp_path: Path) -> None:
     first, *rest = trials_of()
@@ -267,6 +271,7 @@ def test_a_folder_that_no_sweep_made_is_left_alone(tmp_path: Path) -> None:
         sweep(folder_of(tmp_path / "run", trials), trials)
 
 
+@pytest.mark.slow
 def test_cores_and_gpus_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def environments(path: Path, **options: Any) -> list[dict[str, Any]]:
         trials = trials_of(seeds=(1,), slow=0.03)
@@ -325,6 +330,7 @@ def test_a_stopped_sweep_names_no_time_that_is_left(tmp_path: Path, capsys: Any)
     assert capsys.readouterr().out == "[1/3] regular/seed1: finished\n"
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
     stubborn = tmp_path / "stubborn.py"
     stubborn.write_text(
@@ -341,6 +347,7 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
     assert process.communicate(timeout=30)[0] == "stopped 2\n"
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_comes_to_the_same_table(tmp_path: Path) -> None:
     """Killed again and again, now and then after one of its children, and at once started again."""
     trials = trials_of(slow=0.02, arms={"regular": {"lbd": 0}, "jepa": {"lbd": [1]}})

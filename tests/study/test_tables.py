@@ -219,6 +219,7 @@ def test_json_holds_every_number(runs):
     assert [run["mcnemar"] and run["mcnemar"]["gained"] for run in jepa["runs"]] == [None, 2, 1, 3]
 
 
+@pytest.mark.slow
 def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs, tmp_path):
     comparison = compare(runs)
     figure = draw(comparison)

@@ -78,6 +78,7 @@ def test_a_record_without_a_usable_truth_is_refused_with_its_place(task, answer,
         task().truth(record(answer, line=7, **more))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("file", "name", "size"),
     [
@@ -131,6 +132,7 @@ def test_a_thought_in_front_of_the_truth_is_no_part_of_it(task, answer, thought)
     assert [each.error for each in scored] == [None, None]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("task", "text"),
     [

@@ -63,6 +63,7 @@ def test_what_a_person_would_say(task, said, truth, verdict, reason):
 HARD = "(.*)a.{30}", "(.*)a(.{15}.{15}|b.{29})"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("options", "reason"),
     [({"time_limit": 0.5}, "longer than 0.5 s"), ({"time_limit": 60.0, "memory_limit": 60}, "more than 60 MiB")],
@@ -151,6 +152,7 @@ def test_all_pairs_are_sentences_about_lines_and_expressions_and_none_comes_twic
         assert all(word in regex for word in named)
 
 
+@pytest.mark.slow
 def test_a_smaller_size_gives_the_first_of_the_pairs(monkeypatch):
     # Fewer draws: this is about order, not about what comes up.
     monkeypatch.setattr(nl_rx_grammar, "_DRAWS", dict.fromkeys(nl_rx_grammar._DRAWS, 3000))

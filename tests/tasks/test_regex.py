@@ -174,6 +174,7 @@ def greenery_of(node):
     return fsm.Fsm.concatenate(fsm.EPSILON, *parts * least, *further)
 
 
+@pytest.mark.slow
 def test_published_expressions_against_greenery(shared_data):
     draw = random.Random(6)
     same = 0

@@ -220,6 +220,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(task, name):
         task.truth(record(COUNT, name))
 
 
+@pytest.mark.slow
 def test_every_true_query_of_the_real_files_is_right_and_no_file_is_touched(shared_data):
     folder = shared_data / "spider" / "database"
     task = make_task(str(folder), missing_databases="skip", memory_limit=1024)

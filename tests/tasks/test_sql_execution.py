@@ -67,6 +67,7 @@ def test_reading_is_allowed(database, sql, rows):
     assert run(database, sql) == rows
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("sql", "failure"),
     [
@@ -98,6 +99,7 @@ def test_everything_else_fails_within_the_limits_and_writes_nothing(database, sq
     assert not Path("/tmp/should-not-be-there.sqlite").exists()
 
 
+@pytest.mark.slow
 def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(database):
     # One call of one function that takes long: SQLite does not look at the clock before it is over.
     slow = f"SELECT hex(zeroblob(8000000)) LIKE '%{'0' * 900}1%'"

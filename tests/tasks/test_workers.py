@@ -58,6 +58,7 @@ def gone_soon(pids):
     return not any(map(alive, pids))
 
 
+@pytest.mark.slow
 def test_each_call_has_its_own_limits_and_failure(make_workers):
     workers = make_workers(seconds=1)
     calls = [

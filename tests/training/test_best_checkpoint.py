@@ -85,6 +85,7 @@ def begun(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("limit", [None, 1, 2])
 @pytest.mark.parametrize("spelling", ["absolute", "copied", "elsewhere"])
 def test_the_best_checkpoint_is_found_under_another_spelling(
@@ -174,6 +175,7 @@ def test_another_metric_chooses_among_the_checkpoints_that_are_there(
     assert changes["metric_for_best_model"].mixed and "resumed with another metric_for_best_model" in said.out
 
 
+@pytest.mark.slow
 def test_a_better_step_that_was_not_saved_is_remembered_when_resumed(tmp_path: Path, trained_tokenizer: Any) -> None:
     """As in a run that was not interrupted: no later checkpoint is the best unless it is better than that step."""
 
@@ -229,6 +231,7 @@ def test_checkpoints_of_the_model_alone_have_the_averages_of_the_best(tmp_path: 
     assert all(torch.equal(run.ema._average[name], value) for name, value in averages.items())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("mode", "name", "remedy"),
     [

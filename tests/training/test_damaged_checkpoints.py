@@ -62,6 +62,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_what_can_not_be_loaded_is_said_in_one_line(
     name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -83,6 +84,7 @@ def test_what_can_not_be_loaded_is_said_in_one_line(
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
+@pytest.mark.slow
 def test_an_adapter_that_lacks_a_weight_is_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def test_one_process_dies_and_the_run_is_resumed_exactly(material: Path, tmp_pat
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_process_that_was_given_another_file_is_refused_by_all(material: Path, tmp_path: Path) -> None:
     run, flags = tmp_path / "run", kills.train_flags(material, STEPS)
     (tmp_path / "other").mkdir()
@@ -55,6 +56,7 @@ def test_a_process_that_was_given_another_file_is_refused_by_all(material: Path,
     assert not (run / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_a_line_that_one_process_can_not_read_is_told_once(material: Path, tmp_path: Path) -> None:
     """And not beside an error of the connection that it ends."""
     run, bad = tmp_path / "run", tmp_path / "train.jsonl"

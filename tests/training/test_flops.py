@@ -154,6 +154,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "attention", "adapter", "encoding"), CASES)
 def test_derived_equals_counted(name: str, attention: str, adapter: str, encoding: str) -> None:
     model = prepared(name, attention, adapter, encoding)
@@ -172,6 +173,7 @@ def made(name: str, **changes: Any) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("adapter", [False, True], ids=["all weights", "adapter"])
 @pytest.mark.parametrize("name", ["bert", "modernbert-decoder", "minicpm3"])
 def test_layers_between_decoder_and_head_are_counted(name: str, adapter: bool) -> None:
@@ -198,12 +200,14 @@ def test_a_dense_layer_before_the_head_by_hand() -> None:
     assert FlopModel.of(model).label == 3 * 2 * (vocabulary * width + width * width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lfm2", "mamba"])
 def test_convolutions_pad_so_that_the_count_is_a_little_off(name: str) -> None:
     model, given = prepared(name, encoding="rows"), batch("rows")
     assert FlopModel.of(model).of_batch(given) == pytest.approx(measure(lambda: run(model, given)), rel=0.05)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
 def test_passes_with_and_without_values_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = prepared(name)
@@ -214,6 +218,7 @@ def test_passes_with_and_without_values_give_the_same(name: str, monkeypatch: py
     assert FlopModel.of(model) == small
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
 @pytest.mark.parametrize("kind", ["none", "with token rows", "frozen below"])
 def test_a_few_layers_say_what_all_of_them_cost(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +246,7 @@ def test_labels_of_the_prompt() -> None:
     assert FlopModel.of(model).of_batch(given) == measure(lambda: run(model, given, objective))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "adapter", "reentrant"),
     [
@@ -328,6 +334,7 @@ def test_averaged_decoder_runs_where_there_are_pairs() -> None:
     assert flops.of_batch(plain) == flops.regular().of_batch(plain) == counted
 
 
+@pytest.mark.slow
 def test_regular_training_trains_no_token_rows() -> None:
     # Tied weights: the two rows of width 33 are in the head, too, with a forward product and two backward ones.
     flops = FlopModel.of(prepared("llama", "sdpa", "with token rows"))

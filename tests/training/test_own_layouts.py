@@ -86,6 +86,7 @@ def test_what_would_train_nothing_is_refused(
             make_trainer(tmp_path, trained_tokenizer, config, train_dataset=None, eval_dataset=tiny.records())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [

@@ -37,6 +37,7 @@ def logits(model: Any) -> torch.Tensor:
     return result
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("more", [{}, {"use_dora": True}, {"modules_to_save": ["norm"]}])
 def test_a_saved_adapter_loads_and_merges_to_the_trained_model(
     more: dict[str, Any], tmp_path: Path, tiny_tokenizer: Any

@@ -88,6 +88,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_steps_are_those_of_a_real_run(name: str, trained_tokenizer: Any, tmp_path: Path) -> None:
     config, arguments = RUNS[name]
@@ -103,6 +104,7 @@ def test_steps_are_those_of_a_real_run(name: str, trained_tokenizer: Any, tmp_pa
     assert costs == [sum(map(plan.flops.of_shape, step)) for step in expected]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("mode", "loss"), [("llm-jepa", "infonce"), ("step-jepa", "cosine")])
 def test_regular_plan_is_that_of_a_regular_run(mode: str, loss: str, trained_tokenizer: Any, tmp_path: Path) -> None:
     config = {"mode": mode, "jepa_ratio": 0.5, "jepa_loss_type": loss}
@@ -129,6 +131,7 @@ def test_equal_steps_against_trying_every_number(seed: int) -> None:
     assert f"{result.steps} steps" in result.describe()
 
 
+@pytest.mark.slow
 def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_path: Path) -> None:
     config = {"mode": "step-jepa", "pairs": "all", "jepa_ratio": 0.5}
     arguments = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
@@ -184,6 +187,7 @@ def test_the_first_steps_are_measured_and_printed() -> None:
     assert tracker.measured == [2800, 5600]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("strategies", "saved", "evaluated"),
     [

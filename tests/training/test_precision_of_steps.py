@@ -29,6 +29,7 @@ class Kernels(TrainerCallback):
             raise ValueError("stop here")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("failing", [False, True])
 @pytest.mark.parametrize("before", [False, True])
 def test_no_plan_of_cudnn_for_every_shape(

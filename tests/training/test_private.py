@@ -77,6 +77,7 @@ def own_names(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
+@pytest.mark.slow
 def test_all_private_parts_are_listed() -> None:
     files = sorted(Path(stepjepa.__file__).parent.rglob("*.py"))
     trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]

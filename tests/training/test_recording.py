@@ -75,6 +75,7 @@ def test_the_record_of_a_run_from_python(data: Path, tmp_path: Path) -> None:
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 5
 
 
+@pytest.mark.slow
 def test_the_commands_work_on_its_folder(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [tmp_path / f"{mode}-{seed}" for seed in (3, 5) for mode in ("regular", "steps")]
     for run in runs:
@@ -106,6 +107,7 @@ def test_the_commands_work_on_its_folder(data: Path, tmp_path: Path, capsys: pyt
     assert "bit for bit" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_resume_is_guarded_as_in_the_shell(tmp_path: Path) -> None:
     run = tmp_path / "run"
     trainer(run, max_steps=2).train()

@@ -35,6 +35,7 @@ def train(material: Path, run: Path, *more: object) -> list[object]:
     return ["train", *kills.train_flags(material, STEPS), "--output_dir", run, *more]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_training_is_saved_at_the_end_of_its_step(
     number: signal.Signals, commands: Commands, material: Path, whole: Path, tmp_path: Path
@@ -58,6 +59,7 @@ def test_a_training_is_saved_at_the_end_of_its_step(
     assert [launch["to_step"] for launch in launches] == [3, STEPS]
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_costs_no_checkpoint(
     commands: Commands, material: Path, whole: Path, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_curves_are_those_of_the_metrics(tmp_path: Path) -> None:
             assert {each.step: each.value for each in result.Scalars(tag)} == pytest.approx(logged, rel=1e-6), tag
 
 
+@pytest.mark.slow
 def test_a_trainer_writes_where_a_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of a trainer were in ``runs/DATE`` of its folder, those of an evaluation alone in the working directory."""
     monkeypatch.chdir(tmp_path)

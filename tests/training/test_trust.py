@@ -47,6 +47,7 @@ def test_a_token_is_in_no_file_and_is_kept_for_its_use(tiny_tokenizer: Any, tmp_
     assert not [file for file in files if b"sEcReT" in file.read_bytes()]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "optimizer.pt", "rng_state.pth"])
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_what_a_pickle_holds_is_never_run(name: str, tiny_tokenizer: Any, tmp_path: Path) -> None:
