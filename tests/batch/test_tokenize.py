@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import tiny
 from stepjepa.base.errors import UserError
+from stepjepa.batch.prepare import check_usable
 from stepjepa.batch.tokenize import WITHOUT_PAIR, RecordTokenizer
 from stepjepa.batch.view_text import step_views
 from stepjepa.chat.special_tokens import predictor_ids
@@ -228,6 +230,30 @@ def test_records_without_a_pair_are_counted_by_reason(trained_tokenizer: Any) ->
     maker = RecordTokenizer(trained_tokenizer, JepaConfig(mode="step-jepa"))
     maker.tokenize([fine])
     assert maker.without_pair == "1 of 1 records has no pair: the last answer has too few steps"
+
+
+@pytest.mark.parametrize(
+    ("answer", "settings", "reason", "remedy"),
+    [
+        ("One\nTwo", {}, "its lines are enough", "set `step_separator line`"),
+        ("One\n\nTwo", {"step_separator": "##"}, "its paragraphs are enough", "set `step_separator blank`"),
+        ("One\n\nTwo", {"pair_distance": 2}, "", "check `step_separator` and `max_length`"),
+        ("<think>One\n\nTwo</think>Three", {}, "its thought has enough", "set `steps_from reasoning`"),
+    ],
+)
+def test_an_answer_with_too_few_steps_is_told_which_setting_finds_them(
+    trained_tokenizer: Any, answer: str, settings: dict[str, Any], reason: str, remedy: str
+) -> None:
+    fault = f"the last answer has too few steps{reason and f', {reason}'}"
+    maker = RecordTokenizer(trained_tokenizer, JepaConfig(mode="step-jepa", **settings))
+    maker.tokenize([tiny.make_record("S", "q", answer)])
+    assert (maker.reasons_without_pair, maker.step_remedy) == (fault, remedy)
+    with pytest.raises(UserError, match=re.escape(f"none of the 1 records has a pair ({fault}); {remedy}, or use")):
+        check_usable(maker, "a.jsonl")
+    if remedy.startswith("set"):
+        name, value = remedy.split("`")[1].split()
+        found = make(trained_tokenizer, [tiny.make_record("S", "q", answer)], mode="step-jepa", **{name: value})
+        assert len(found[0].pairs) == 1
 
 
 def test_a_call_of_a_tool_without_an_answer_in_words_gives_no_pair(trained_tokenizer: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stepjepa.base.errors import UserError
 from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
 from stepjepa.store.record import read_run
@@ -89,3 +90,41 @@ def test_columns_that_are_not_there(columns: tuple[str, ...], words: str, table:
     assert main(command) == 2
     error = capsys.readouterr().err
     assert words in error and f"{table}:2: " in error
+
+
+@pytest.mark.parametrize("columns", ["asked,told", "asked told"])
+def test_two_columns_in_one_text_are_written_apart(columns: str, table: Path, capsys: Any) -> None:
+    assert main(["inspect", "--train_file", str(table), "--model_name", "preset:tiny", "--columns", columns]) == 2
+    error = capsys.readouterr().err
+    assert f"got '{columns}'; write two names: asked told, in a file and in Python ['asked', 'told']\n" in error
+    with pytest.raises(UserError, match=rf"columns: expected two names, USER ASSISTANT, got '{columns}'; write two"):
+        read_records(table, columns=columns)
+
+
+@pytest.mark.parametrize("columns", [[], ["--columns", "question", "steps"]])
+def test_a_list_of_steps_is_made_an_answer(columns: list[str], tmp_path: Path, capsys: Any) -> None:
+    file, out = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    file.write_text(json.dumps({"question": "q", "steps": ["One.", "Two."]}))
+    assert main(["inspect", "--train_file", str(file), "--model_name", "preset:tiny", *columns]) == 2
+    error = capsys.readouterr().err
+    command = "stepjepa prepare steps --response_field steps"
+    assert f"; if 'steps' holds steps, {command} makes an answer of them" in error
+    given = command.split()[1:]
+    assert main([*given, "--input_file", str(file), "--output_file", str(out)]) == 0
+    assert read_records(out)[0].answer == "One.\n\nTwo."
+
+
+def test_bare_text_is_named_twice(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"text": "Once upon a time"}))
+    given = ["inspect", "--train_file", str(file), "--model_name", "preset:tiny"]
+    assert main(given) == 2
+    error = capsys.readouterr().err
+    assert "; for bare text name it twice, with --columns text text, --plain, --train_all and --regular\n" in error
+    assert main([*given, "--columns", "text", "text", "--plain", "--train_all", "--regular"]) == 0
+    assert "Once" in capsys.readouterr().out
+
+
+def test_a_folder_is_no_input_file(tmp_path: Path, capsys: Any) -> None:
+    assert main(["prepare", "chat", "--input_file", str(tmp_path), "--output_file", str(tmp_path / "out.jsonl")]) == 2
+    assert f"{tmp_path}: is a folder; name it as --dataset, or a file in it\n" in capsys.readouterr().err

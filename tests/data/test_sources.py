@@ -47,6 +47,13 @@ def parquet(path, rows=ROWS):
     return path
 
 
+def arrow(path, new_writer, rows=ROWS):
+    batch = pyarrow.Table.from_pylist(rows)
+    with new_writer(str(path), batch.schema) as writer:
+        writer.write_table(batch, max_chunksize=2)
+    return path
+
+
 WRITERS = {
     "rows.jsonl": json_lines,
     "rows.NDJSON": json_lines,
@@ -55,6 +62,8 @@ WRITERS = {
     "rows.csv": lambda path: table(path, ","),
     "bom.csv": lambda path: table(path, ",", encoding="utf-8-sig"),
     "rows.parquet": parquet,
+    "rows.arrow": lambda path: arrow(path, pyarrow.ipc.new_stream),
+    "rows.feather": lambda path: arrow(path, pyarrow.ipc.new_file),
 }
 
 
@@ -164,7 +173,9 @@ WRONG = [
     ("a.json", '{"a":\n1}\n{"a":\n2, "a":3}', r"a\.json:3: has the key 'a' twice"),
     ("a.csv", "a,a\n1,2\n", r"a\.csv:1: the first line must name the columns, each once"),
     ("a.parquet", "PAR1PAR1", r"a\.parquet: no readable Parquet file"),
-    ("a.txt", "x", r"a\.txt: expected a name that ends in \.jsonl, .*; convert the file"),
+    ("a.arrow", "ARROW1", r"a\.arrow: no readable Arrow file"),
+    ("a.xlsx", "x", r"a\.xlsx: expected a name that ends in \.jsonl, .*; convert the file"),
+    ("a.txt", "x", r"a\.txt: expected .*; make a table of its lines with: \(echo text; cat a\.txt\) > a\.tsv$"),
 ]
 
 
@@ -276,6 +287,18 @@ def test_a_folder_of_save_to_disk_is_loaded(tmp_path):
     for name, there in [("one", "train"), ("two", "train, test")]:
         with pytest.raises(UserError, match=f"{name}: has no split 'dev'; there are {there}"):
             list(read_rows(tmp_path / name, split="dev"))
+    split = f"{tmp_path / 'two'}::train"
+    with pytest.raises(UserError, match=f"name a split; there are train, test, so write {split} or another$"):
+        list(each_record_of_source(tmp_path / "two"))
+    with pytest.raises(UserError, match=r"'answer' is ''"):  # that of the third row: the split is read
+        list(each_record_of_source(split))
+    (file,) = (tmp_path / "one").glob("*.arrow")
+    assert [row for _, row in read_rows(file)] == ROWS
+
+
+def test_a_table_in_memory_is_no_file():
+    with pytest.raises(TypeError, match=r"expected the path of a file, got Table; pass what is in memory as it is"):
+        read_records(pyarrow.Table.from_pylist(ROWS))
 
 
 def test_the_hub_is_asked_for_name_and_subset(monkeypatch):

@@ -86,6 +86,13 @@ def test_a_score_that_is_not_there_is_refused_with_the_flag_that_asks_for_it():
         judge(LastWord(), [question()], [[Answer("four")]], "other")
 
 
+def test_a_verdict_that_is_no_scored_is_named(monkeypatch):
+    monkeypatch.setattr(LastWord, "score", lambda task, record, response: 1.0)
+    words = r"task 'last-word': score gave '1.0', expected stepjepa.tasks.base.Scored\(scores, ...\); see docs/tasks.md"
+    with pytest.raises(UserError, match=words):
+        judge(LastWord(), [question()], [[Answer("four")]])
+
+
 def test_samples_are_averaged_and_put_to_the_vote():
     output = ["is four", "was five", "four", "six", "five", "four"]
     answers = [[Answer(text, index != 3, 2 + index) for index, text in enumerate(output)]]

@@ -185,6 +185,7 @@ def test_two_terms_of_one_name_are_refused() -> None:
     [
         ("no_such_module:Term", {}, "can't load 'no_such_module:Term'"),
         ("stepjepa.objectives.text:Nothing", {}, "can't load"),
+        ("folder/own_terms.py:Length", {}, "; write folder.own_terms:Length$"),
         ("stepjepa.objectives.alignment:Cosine", {}, "is no class derived from"),
         ("stepjepa.objectives.text:LMLoss", {"wait": 1}, "has no setting 'wait'; it has weight"),
         ("stepjepa.objectives.text:LMLoss", {"weight": -1.0}, "weight: expected 0 or more, got -1.0"),

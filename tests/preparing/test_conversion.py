@@ -170,6 +170,29 @@ def test_ground_truth(answer, ground_truth, expected):
     assert record["ground_truth"] == expected
 
 
+STEPS = ["She has\n\n7.", "She eats 2.", "It is \\boxed{5}."]
+
+
+@pytest.mark.parametrize("response", [STEPS, json.dumps(STEPS), repr(STEPS)], ids=["list", "JSON", "Python"])
+def test_a_list_of_texts_is_the_steps(response):
+    (record,), _ = prepare(raw(steps=response), response_field="steps", require_correct=True)
+    assert record["messages"][2]["content"] == "She has\n7.\n\nShe eats 2.\n\nIt is \\boxed{5}."
+    assert record["total_steps"] == 3
+
+
+@pytest.mark.parametrize("response", [[], [1, 2], [{"text": "a"}], "[unclosed"])
+def test_other_lists_are_no_steps(response):
+    records, counts = prepare(raw(), raw(deepseek_response=response))
+    assert (len(records), counts.dropped.total()) == (1, 1)
+
+
+def test_a_chat_needs_no_search_for_steps():
+    chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    with pytest.raises(UserError, match=r"raw.jsonl:1: 'messages' is a chat, and no field 'question' .* finds steps"):
+        prepare(chat)
+    assert len(prepare(raw(**chat))[0]) == 1
+
+
 def test_what_json_has_no_form_for_becomes_text():
     (record,), _ = prepare(raw(answer=Decimal("5.10"), ground_truth="5.1"))
     assert record["answer"] == "5.10"
@@ -184,6 +207,8 @@ def test_what_json_has_no_form_for_becomes_text():
         ({"question": 5}, "no text in 'question'"),
         ({"deepseek_response": "<think>never ends"}, "'deepseek_response' holds only thinking"),
         ({"deepseek_response": "It is \\boxed{5}."}, "fewer than two steps"),
+        ({"deepseek_response": "<think>a\n\nb</think>It is 5."}, "fewer than two steps behind the thought"),
+        ({"deepseek_response": ["It is 5."]}, "fewer than two steps"),
     ],
 )
 def test_what_is_skipped_and_why(changes, reason):

@@ -50,6 +50,7 @@ def test_every_remedy_is_for_a_field_of_trl(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "remedy"),
     [
+        ("columns", r"rename the two columns of train_dataset to prompt and completion"),
         ("peft_config", r"pass the model of peft.get_peft_model\(model, peft_config\)"),
         ("tokenizer", "pass processing_class="),
         ("jepa_loss_type", r"pass JepaConfig\(jepa_loss_type=...\)"),

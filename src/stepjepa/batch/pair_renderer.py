@@ -12,6 +12,17 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
 from stepjepa.views.layouts import LAYOUTS, message_text
 
+STEPS_IN_THOUGHT = "the last answer has too few steps, its thought has enough"
+STEPS_ARE_PARAGRAPHS = "the last answer has too few steps, its paragraphs are enough"
+STEPS_ARE_LINES = "the last answer has too few steps, its lines are enough"
+
+STEP_REMEDIES = {
+    STEPS_IN_THOUGHT: "`steps_from reasoning`",
+    STEPS_ARE_PARAGRAPHS: "`step_separator blank`",
+    STEPS_ARE_LINES: "`step_separator line`",
+}
+"""Reason for which a record has no pair of steps -> the setting that finds one."""
+
 
 class PairRenderer:
     """Renders the pairs of records for one configuration.
@@ -101,12 +112,12 @@ class PairRenderer:
             alone._replace(spans=(plain_span,)), start, end, self._config.used_predictors if is_source else 0
         )
 
-    def reason_without_pair(self, record: Record, rendered: Sequence[PairText]) -> str:
+    def reason_without_pair(self, record: Record, turns: Sequence[Turn], rendered: Sequence[PairText]) -> str:
         """Return the reason for which a record gives no pair; ``rendered`` are its pairs before truncation."""
         if rendered:
             return "its views are cut off at max_length"
         if self._config.mode == "step-jepa":
-            return "the last answer has too few steps"
+            return self._reason_without_steps(turns)
         if record.views is not None:
             return "one of its views is empty"
         exchanges = LAYOUTS[str(self._config.layout)].partners(record.messages)
@@ -119,3 +130,15 @@ class PairRenderer:
             return "a question is empty"
         fault = "not trained" if message_text(answer) else "a tool call" if answer.get("tool_calls") else "without text"
         return f"the answer behind the {ordinal} question is {fault}"
+
+    def _reason_without_steps(self, turns: Sequence[Turn]) -> str:
+        """Return the reason for which the last turn has too few steps: the first other way in which it has enough."""
+        config = self._config
+        for reason, separator, part in (
+            (STEPS_IN_THOUGHT, config.step_separator, "reasoning"),
+            (STEPS_ARE_PARAGRAPHS, "blank", config.steps_from),
+            (STEPS_ARE_LINES, "line", config.steps_from),
+        ):
+            if turns and len(step_views(turns[-1], separator, part)) > config.pair_distance:
+                return reason
+        return "the last answer has too few steps"

@@ -149,10 +149,10 @@ def check_usable(record_tokenizer: RecordTokenizer, path: str) -> None:
         fault = f"none of the {counts['skipped']} records can be trained on; check `max_length`"
         raise UserError(fault, path=path)
     if config.uses_views and not counts["pairs"]:
-        places = "`step_separator` and `max_length`" if config.mode == "step-jepa" else "them and `max_length`"
+        remedy = record_tokenizer.step_remedy if config.mode == "step-jepa" else "check them and `max_length`"
         reasons = record_tokenizer.reasons_without_pair
         raise UserError(
-            f"none of the {counts['records']} records has a pair ({reasons}); check {places}, or use `regular`",
+            f"none of the {counts['records']} records has a pair ({reasons}); {remedy}, or use `regular`",
             path=path,
         )
 

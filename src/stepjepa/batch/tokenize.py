@@ -17,7 +17,7 @@ import numpy as np
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.spool import BLOCK
 from stepjepa.batch.main_text import MainText
-from stepjepa.batch.pair_renderer import PairRenderer
+from stepjepa.batch.pair_renderer import STEP_REMEDIES, PairRenderer
 from stepjepa.batch.unread_answer import before_unread_answer
 from stepjepa.batch.view_text import PairText
 from stepjepa.chat.plain_template import PlainTemplate
@@ -204,6 +204,12 @@ class RecordTokenizer:
         reasons = [f"{reason} ({count:,})" for reason, count in self._without_pair.most_common()]
         return next(iter(self._without_pair)) if len(reasons) == 1 else "; ".join(reasons)
 
+    @property
+    def step_remedy(self) -> str:
+        """The settings that find steps in the answers without a pair; those that divide answers, if none is known."""
+        remedies = [STEP_REMEDIES[reason] for reason, _ in self._without_pair.most_common() if reason in STEP_REMEDIES]
+        return f"set {' or '.join(remedies)}" if remedies else "check `step_separator` and `max_length`"
+
     def pairs(self, record: Record, turns: Sequence[Turn]) -> list[PairText]:
         """Return the pairs of a record as texts; ``turns`` are those of :meth:`turns`."""
         return self.renderer.pairs(record, turns)
@@ -237,7 +243,7 @@ class RecordTokenizer:
                 self.counts["pairs cut by truncation"] += 1
         pairs = sum(len(text.pairs) for text in texts)
         if self.config.uses_views and not pairs:
-            self._note_without_pair(record, pair_texts)
+            self._note_without_pair(record, turns, pair_texts)
         self.counts["records"] += 1
         self.counts["pairs"] += pairs
         self.counts["messages behind the last answer"] += record.dropped
@@ -297,7 +303,7 @@ class RecordTokenizer:
         elif first.start < ends[0] and second.start < ends[1]:
             text.pairs.append(Pair(first, second))
 
-    def _note_without_pair(self, record: Record, rendered: Sequence[PairText]) -> None:
+    def _note_without_pair(self, record: Record, turns: Sequence[Turn], rendered: Sequence[PairText]) -> None:
         """Count a record without a pair by its reason; raise ``UserError`` where pairs are required."""
         if self.config.require_pairs:
             raise UserError(
@@ -307,7 +313,7 @@ class RecordTokenizer:
                 line=record.line,
             )
         self.counts["without a pair"] += 1
-        self._without_pair[self.renderer.reason_without_pair(record, rendered)] += 1
+        self._without_pair[self.renderer.reason_without_pair(record, turns, rendered)] += 1
 
     def _too_long(self, record: Record, tokens: TurnTokens) -> bool:
         """Return whether a turn has more than ``max_length`` tokens; raise ``UserError`` if that is an error."""

@@ -1,6 +1,7 @@
 """Read the chat of a row from its columns: whole chats, questions and answers, Alpaca, Dolly, ShareGPT."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -74,8 +75,7 @@ def read_chat(
     Raises:
         UserError: the row has no such chat, has preferences, or a message is wrong.
     """
-    if columns is not None and len(columns) != 2:
-        raise UserError(f"columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
+    check_columns(columns)
     chat = _recognised_chat(row) if columns is None else _chat_of_columns(row, *columns)
     if columns is None:
         _check_no_preferences(row, chat.used)
@@ -86,6 +86,16 @@ def read_chat(
         chat_messages = [message for message in chat.messages if message["role"] not in SYSTEM_ROLES]
         return chat._replace(messages=[{"role": "system", "content": system_prompt}, *chat_messages])
     return chat if columns is not None else _with_system(chat, row)
+
+
+def check_columns(columns: Columns) -> None:
+    """Raise ``UserError`` unless ``columns`` is None or two names."""
+    names = [columns] if isinstance(columns, str) else columns
+    if names is None or len(names) == 2:
+        return
+    parts = [part for part in re.split(r"[\s,]+", names[0]) if part] if len(names) == 1 else []
+    remedy = f"; write two names: {' '.join(parts)}, in a file and in Python {parts}" if len(parts) == 2 else ""
+    raise UserError(f"columns: expected two names, USER ASSISTANT, got {shown(' '.join(names))}{remedy}")
 
 
 def _chat_of_columns(row: Mapping[str, object], user_name: str, assistant_name: str) -> Chat:
@@ -155,9 +165,22 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
     if len(names) > 1:
         missing = f"no 'messages', and none of the columns {', '.join(names)}"
     if len(row) < 2:
-        raise UserError(f"{missing} (there is {columns}); a record needs 'messages', or two such columns")
+        twice = f"; for bare text name it twice, with `columns {columns} {columns}`, `plain`, `train_all` and `regular`"
+        fault = f"{missing} (there is {columns}); a record needs 'messages', or two such columns"
+        raise UserError(fault + (twice if row else ""))
+    if (steps := next((name for name, value in row.items() if _is_list_of_texts(value)), None)) is not None:
+        raise RowError(f"{missing} (there is {columns})", _steps_remedy(str(steps)))
     remedy = Remedy("columns", f"name the two with `{_COLUMNS}`", "name the two prompt and completion")
     raise RowError(f"{missing} (there is {columns})", remedy)
+
+
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 1 and all(isinstance(text, str) for text in value)
+
+
+def _steps_remedy(name: str) -> str:
+    """Return what to do with a column that is a list of steps."""
+    return f"if '{name}' holds steps, stepjepa prepare steps --response_field {name} makes an answer of them"
 
 
 def _check_not_nested(row: Mapping[str, object], name: str) -> None:
@@ -230,7 +253,7 @@ def _text(row: Mapping[str, object], name: str) -> str:
     value = number_as_text(value)
     if isinstance(value, list | tuple | Mapping):
         other = Remedy("columns", f"name another column with `{_COLUMNS}`", "name the column with the text as this one")
-        raise RowError(fault, "write one text there", other)
+        raise RowError(fault, _steps_remedy(name) if _is_list_of_texts(value) else "write one text there", other)
     if is_absent(value):
         raise RowError(fault, "fill it in", SKIP)
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Read the rows of files of five formats: JSON, CSV, TSV and Parquet, and JSON lines."""
+"""Read the rows of files: JSON, JSON lines, CSV, TSV, Parquet and Arrow."""
 
 import codecs
 import csv
@@ -201,16 +201,39 @@ def _read_parquet(path: Path, wrong: Wrong) -> Rows:
 
     try:
         with parquet.ParquetFile(path) as file:
-            if (name := _repeated_field(file.schema_arrow)) is not None:
-                raise UserError(f"has the column {shown(name)} twice; keep one of the two", path=path)
-            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
-            shortest = with_shortest_floats(rows, narrow_columns(file.schema_arrow))
-            yield from enumerate(map(without_row_fillers, shortest), start=1)
+            yield from _rows_of_batches(file.iter_batches(), file.schema_arrow, path)
     except UserError:
         raise
     # Invalid text, and dates that Python can't represent, raise errors only when their row is read.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UserError(f"no readable Parquet file ({first_line(error)}); write it again", path=path) from None
+
+
+def _read_arrow(path: Path, wrong: Wrong) -> Rows:
+    """Read Arrow's file format, which Feather is, or its stream, which ``Dataset.save_to_disk`` writes."""
+    import pyarrow
+
+    try:
+        with pyarrow.memory_map(str(path)) as source:
+            try:
+                reader = pyarrow.ipc.open_file(source)
+                batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+            except pyarrow.ArrowInvalid:
+                source.seek(0)
+                batches = reader = pyarrow.ipc.open_stream(source)
+            yield from _rows_of_batches(batches, reader.schema, path)
+    except UserError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise UserError(f"no readable Arrow file ({first_line(error)}); write it again", path=path) from None
+
+
+def _rows_of_batches(batches: Iterable[Any], schema: Any, path: Path) -> Rows:
+    """Yield the numbered rows of record batches; raise ``UserError`` if two columns have one name."""
+    if (name := _repeated_field(schema)) is not None:
+        raise UserError(f"has the column {shown(name)} twice; keep one of the two", path=path)
+    rows = (row for batch in batches for row in batch.to_pylist())
+    yield from enumerate(map(without_row_fillers, with_shortest_floats(rows, narrow_columns(schema))), start=1)
 
 
 def _repeated_field(fields: Iterable[Any]) -> str | None:
@@ -236,6 +259,8 @@ FORMATS: dict[str, Callable[[Path, Wrong], Rows]] = {
     ".csv": partial(_read_table, delimiter=",", strict=True),
     ".tsv": _read_tsv,
     ".parquet": _read_parquet,
+    ".arrow": _read_arrow,
+    ".feather": _read_arrow,
 }
 
 

@@ -46,7 +46,9 @@ def read_rows(
         raise UserError(f"`{'subset' if split is None else 'split'}` does nothing with a file; leave it out", path=path)
     file = existing_file(path, "raw file")
     if file.suffix.lower() not in FORMATS:
-        raise UserError(f"expected a name that ends in {', '.join(FORMATS)}; convert the file", path=file)
+        table = f"make a table of its lines with: (echo text; cat {file.name}) > {file.stem}.tsv"
+        remedy = table if file.suffix.lower() == ".txt" else "convert the file"
+        raise UserError(f"expected a name that ends in {', '.join(FORMATS)}; {remedy}", path=file)
     return FORMATS[file.suffix.lower()](file, (bad or BadRecords()).note)
 
 
@@ -67,7 +69,12 @@ def read_records(
 
     Raises:
         UserError: there is no such file, or no record in it; or a line is wrong, unless ``bad`` skips it.
+        TypeError: ``path`` is no path; a table or a list in memory needs no reading.
     """
+    given: object = path  # a caller without types may pass a table
+    if not isinstance(given, str | os.PathLike):
+        remedy = "pass what is in memory as it is, such as JepaTrainer(train_dataset=...)"
+        raise TypeError(f"path: expected the path of a file, got {type(given).__name__}; {remedy}")
     return list(islice(each_record(path, bad=bad, columns=columns), limit))
 
 
@@ -93,7 +100,7 @@ def each_record(
 def check_source(source: str | os.PathLike[str]) -> None:
     """Raise ``UserError`` if a source of records is a path and nothing is there, before others are read."""
     path = Path(source).expanduser()
-    if _looks_like_a_path(os.fspath(source)) and not path.is_dir():
+    if _looks_like_a_path(os.fspath(source)) and not (path.is_dir() or _is_in_folder(os.fspath(source))):
         existing_file(path, "data file")
 
 
@@ -105,18 +112,19 @@ def each_record_of_source(
     Subset and split may follow the name of a data set: ``openai/gsm8k:main:train``. See :func:`read_records`.
 
     Args:
-        source: file, folder, or NAME:SUBSET:SPLIT on the hub.
+        source: file, folder, or NAME:SUBSET:SPLIT of a folder or on the hub.
         bad: collects invalid rows; None raises an error for the first of them.
         columns: names of the columns of the user's and the assistant's message; None recognises them.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
-    if path.is_file() or (_looks_like_a_path(name) and not path.is_dir()):
+    if path.is_file() or (_looks_like_a_path(name) and not (path.is_dir() or _is_in_folder(name))):
         yield from each_record(path, bad=bad, columns=columns)
         return
     dataset, subset, split, *rest = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")
+    dataset = str(Path(dataset).expanduser()) if _is_in_folder(name) else dataset
     if any(rest):
         raise UserError(f"'{name}': expected NAME:SUBSET:SPLIT, got {counted(name.count(':') + 1, 'part')}")
-    part, number = _choose_split(dataset, split or None, subset or None), 0
+    part, number = _choose_split(dataset, split or None, subset or None, in_name=True), 0
     if isinstance(part, _Files):
         for file in part.files:
             yield from each_record(file, bad=bad, columns=columns)
@@ -182,6 +190,12 @@ def _looks_like_a_path(name: str) -> bool:
     return is_file or name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
 
 
+def _is_in_folder(name: str) -> bool:
+    """Return whether a name has the form FOLDER:SUBSET:SPLIT, and there is such a folder."""
+    folder, colon, _ = name.partition(":")
+    return bool(colon) and Path(folder).expanduser().is_dir()
+
+
 def _read_dataset(name: str, split: str | None, subset: str | None, wrong: Wrong) -> Rows:
     part = _choose_split(name, split, subset)
     rows: Iterable[JsonObject]
@@ -197,8 +211,11 @@ def _rows_of_dataset(part: Any) -> Iterator[JsonObject]:
     return map(without_row_fillers, with_shortest_floats(part, narrow_columns(part)))
 
 
-def _choose_split(name: str, split: str | None, subset: str | None) -> Any:
-    """Return the rows of a split of a data set; or its files, where a folder has nothing else."""
+def _choose_split(name: str, split: str | None, subset: str | None, *, in_name: bool = False) -> Any:
+    """Return the rows of a split of a data set; or its files, where a folder has nothing else.
+
+    ``in_name`` says that the user names split and subset behind the name, as NAME:SUBSET:SPLIT.
+    """
     import datasets
 
     splits: Any
@@ -220,7 +237,8 @@ def _choose_split(name: str, split: str | None, subset: str | None) -> Any:
         split = next(iter(splits))
     if split not in splits:
         fault = "name a split" if split is None else f"has no split '{split}'"
-        raise UserError(f"{fault}; there are {', '.join(splits)}", path=name)
+        remedy = f", so write {name}:{subset or ''}:{next(iter(splits))} or another" if in_name else ""
+        raise UserError(f"{fault}; there are {', '.join(splits)}{remedy}", path=name)
     return splits[split]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol, TypeAlias
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import opens_thought
 from stepjepa.data.record import Record
@@ -54,6 +54,9 @@ def judge(
     ]
     verdicts = task.score_all([question.record for question, _ in flat], responses)
     name = headline or task.headline
+    if (wrong := next((each for each in verdicts if not isinstance(each, Scored)), None)) is not None:
+        fault = f"task '{task.name}': score gave {shown(wrong)}, expected stepjepa.tasks.base.Scored(scores, ...)"
+        raise UserError(f"{fault}; see docs/tasks.md")
     if missing := next((scored.scores for scored in verdicts if name not in scored.scores), None):
         hint = "; leave `startswith` out" if name == task.beginning != task.headline else ""
         raise UserError(f"task '{task.name}' has no score '{name}', only {', '.join(missing)}{hint}")

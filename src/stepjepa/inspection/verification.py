@@ -101,7 +101,7 @@ def check_pairs(subject: Subject) -> str:
     if not subject.config.uses_views:
         return "regular training has no views"
     with_pairs = [record for record in subject.tokenized if record.all_pairs]
-    remedy = "; check `step_separator`" if subject.config.mode == "step-jepa" else ""
+    remedy = f"; {subject.jepa.record_tokenizer.step_remedy}" if subject.config.mode == "step-jepa" else ""
     _require(
         bool(with_pairs), f"{subject.jepa.record_tokenizer.without_pair or 'no record has a pair of views'}{remedy}"
     )

@@ -11,7 +11,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import option
 from stepjepa.data.bad_records import BadRecords
-from stepjepa.data.columns import read_chat
+from stepjepa.data.columns import CHATS, read_chat
 from stepjepa.data.messages import check_text_only, is_absent, read_tools, read_variables, tools_column
 from stepjepa.data.records import fields_beside, parse_record
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
@@ -19,7 +19,13 @@ from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
 from stepjepa.tasks.generic import Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask
 from stepjepa.tasks.nq_open import NqOpenTask
-from stepjepa.tasks.raw_values import Unusable, chat_record, convert_paraphrases, read_text_field
+from stepjepa.tasks.raw_values import (
+    Unusable,
+    chat_record,
+    convert_paraphrases,
+    read_steps_field,
+    read_text_field,
+)
 from stepjepa.tasks.sentiment import SentimentTask
 from stepjepa.tasks.spider import SpiderTask
 
@@ -155,7 +161,7 @@ class StepOptions:
     """Options of :func:`convert_response`."""
 
     question_field: str = option("question", "field of the question", metavar="NAME")
-    response_field: str = option("deepseek_response", "field of the response", metavar="NAME")
+    response_field: str = option("deepseek_response", "field of the response, or of a list of steps", metavar="NAME")
     system_prompt: str = option(SYSTEM_PROMPT, "system prompt of each record", metavar="TEXT")
     require_correct: bool = option(False, "leave out records whose final answer is not the ground truth")
     splitter: Callable[[str], list[str]] = split_response  # or the user's own
@@ -164,8 +170,9 @@ class StepOptions:
 def convert_response(row: Row, options: StepOptions) -> JsonObject:
     """Convert a response of a model, without text in ``<think>``, to a record with a blank line between steps.
 
-    It has ``question``, ``total_steps``, ``messages`` and, if known, ``answer`` and ``ground_truth`` (by default the
-    marked answer in ``answer``, or ``answer`` if it is a number).
+    A response may be a list of texts, which are its steps as they are. The record has ``question``, ``total_steps``,
+    ``messages`` and, if known, ``answer`` and ``ground_truth`` (by default the marked answer in ``answer``, or
+    ``answer`` if it is a number).
 
     Args:
         row: column name -> value.
@@ -173,21 +180,21 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
 
     Raises:
         Unusable: the response has fewer than two steps, or is wrong and ``require_correct`` is set.
-        UserError: the user's splitter failed.
+        UserError: the user's splitter failed, or the row holds a chat.
     """
-    question, full_response = (read_text_field(row, name) for name in (options.question_field, options.response_field))
-    response = drop_thinking(full_response)
+    if (chat := next((name for name in CHATS if name in row and options.question_field not in row), None)) is not None:
+        remedy = "stepjepa train --step_jepa --step_separator finds steps in it as it is; or name other fields"
+        raise UserError(f"'{chat}' is a chat, and no field '{options.question_field}' is beside it; {remedy}")
+    question = read_text_field(row, options.question_field)
+    steps = read_steps_field(row, options.response_field)
+    response = "\n\n".join(steps) if steps else drop_thinking(read_text_field(row, options.response_field))
     if not response:
         raise Unusable(f"'{options.response_field}' holds only thinking")
-    try:
-        steps: object = options.splitter(response)
-    except Exception as error:  # the user's function may raise anything
-        raise UserError(f"custom: the splitter failed ({type(error).__name__}: {error}); correct it") from error
-    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
-        raise UserError(f"custom: the splitter gave {type(steps).__name__}, expected a list of strings")
+    steps = steps or _split(response, options.splitter)
     tidied = [step for step in map(tidy_step, steps) if step]
     if len(tidied) < 2:
-        raise Unusable("fewer than two steps")
+        had_thought = "</think>" in str(row[options.response_field])
+        raise Unusable("fewer than two steps" + (" behind the thought" if had_thought else ""))
     truth = _ground_truth(row)
     if options.require_correct:
         if truth is None:
@@ -202,6 +209,17 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
     record = {"question": question, "answer": answer, "ground_truth": truth, "total_steps": len(tidied)}
     record |= chat_record(options.system_prompt, question, "\n\n".join(tidied))
     return {name: value for name, value in record.items() if value is not None}
+
+
+def _split(response: str, splitter: Callable[[str], object]) -> list[str]:
+    """Return the steps of a response; raise ``UserError`` if the splitter, which may be the user's, fails."""
+    try:
+        steps = splitter(response)
+    except Exception as error:  # the user's function may raise anything
+        raise UserError(f"custom: the splitter failed ({type(error).__name__}: {error}); correct it") from error
+    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
+        raise UserError(f"custom: the splitter gave {type(steps).__name__}, expected a list of strings")
+    return steps
 
 
 def _ground_truth(row: Row) -> str | None:

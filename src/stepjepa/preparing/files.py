@@ -63,6 +63,8 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
     if (settings.input_file is None) == (settings.dataset is None):
         raise UserError("name the source with either `input_file` or `dataset`")
     check_effects(vars(settings), SourceSettings)
+    if settings.input_file is not None and Path(settings.input_file).is_dir():
+        raise UserError("is a folder; name it as `dataset`, or a file in it", path=settings.input_file)
     name = settings.dataset or str(existing_file(str(settings.input_file), "raw file"))
     bad = BadRecords(settings.bad_records, settings=("bad_records", "columns"))
     rows = read_rows(name, split=settings.split, subset=settings.subset, bad=bad)

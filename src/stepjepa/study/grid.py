@@ -75,7 +75,8 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
         raise UserError(f"expected the keys {', '.join(KEYS)}", path=source)
     for key in values:
         if key not in KEYS:
-            raise _error(source, f"unknown key; expected {', '.join(KEYS)}", str(key))
+            remedy = "flags of train and of evaluate stand under these two keys, those of one arm under its name"
+            raise _error(source, f"unknown key; expected {', '.join(KEYS)}; {remedy}", str(key))
     arms = values.get("arms")
     if not isinstance(arms, dict) or not arms:
         raise _error(source, "expected a mapping from the names of arms to their flags", "arms")

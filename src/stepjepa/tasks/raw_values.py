@@ -29,6 +29,14 @@ def read_text_field(row: Mapping[str, object], name: str) -> str:
     return value
 
 
+def read_steps_field(row: Mapping[str, object], name: str) -> list[str] | None:
+    """Return a field that holds a list of texts, or the text of one as CSV has it; None for anything else."""
+    value = row.get(name)
+    texts = (as_list(value) or []) if isinstance(value, list) or str(value).lstrip().startswith("[") else []
+    steps = [text for text in texts if isinstance(text, str)]
+    return steps if steps and len(steps) == len(texts) else None
+
+
 def read_label_field(row: Mapping[str, object], count: int) -> int:
     """Return the field ``label``, a number below ``count``; raise :class:`Unusable` for any other value."""
     label = as_label(row.get("label"))

@@ -41,7 +41,7 @@ def load_task(name: str) -> type[Task]:
     if task_name in TASKS:
         return TASKS[task_name]
     if ":" in name:
-        task = load_class("task", name, Task)  # type: ignore[type-abstract]  # the loaded class is concrete
+        task = load_class("task", name, Task, "docs/tasks.md")  # type: ignore[type-abstract]  # the loaded class is concrete
         for attribute in ("name", "headline", "secondary_score"):
             if not hasattr(task, attribute):
                 raise UserError(f"task: '{name}' lacks the attribute '{attribute}'; see docs/tasks.md")

@@ -94,6 +94,7 @@ REMEDIES = {
 ARGUMENT_REMEDIES = {
     "tokenizer": "pass processing_class=",
     "peft_config": "pass the model of peft.get_peft_model(model, peft_config)",
+    "columns": "rename the two columns of train_dataset to prompt and completion",
     "data_collator": "leave it out: records become batches of trees; views= and JepaConfig(layout=...) change them",
     "formatting_func": "pass records with 'messages', or with 'prompt' and 'completion'",
     "compute_metrics": "pass answer_scores=, or evaluate the run folder with a task, since logits are not stored",
