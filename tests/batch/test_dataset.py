@@ -90,7 +90,9 @@ def test_useless_data_is_refused(trained_tokenizer: Any, tmp_path: Path) -> None
         prepare({"train": [], "test": []}, trained_tokenizer, STEPS)
     with pytest.raises(UserError, match=r"^training data: holds no records; add at least one$"):
         prepare([], trained_tokenizer, STEPS)
-    with pytest.raises(UserError, match=r"has a pair \(the last answer has too few steps\); check `step_separator`"):
+    with pytest.raises(
+        UserError, match=r"has a pair \(the last answer has too few steps.*\); set `step_separator blank`, or"
+    ):
         prepare(dicts(), trained_tokenizer, replace(STEPS, step_separator="##"))
     (tmp_path / "d.jsonl").write_text('{"Frage": "a", "Antwort": "b"}\n')
     # Python has no setting that names columns.

@@ -108,7 +108,7 @@ def test_a_list_of_steps_is_made_an_answer(columns: list[str], tmp_path: Path, c
     assert main(["inspect", "--train_file", str(file), "--model_name", "preset:tiny", *columns]) == 2
     error = capsys.readouterr().err
     command = "stepjepa prepare steps --response_field steps"
-    assert f"; if 'steps' holds steps, {command} makes an answer of them" in error
+    assert f" if 'steps' holds steps, {command} makes an answer of them" in error
     given = command.split()[1:]
     assert main([*given, "--input_file", str(file), "--output_file", str(out)]) == 0
     assert read_records(out)[0].answer == "One.\n\nTwo."
@@ -120,7 +120,7 @@ def test_bare_text_is_named_twice(tmp_path: Path, capsys: Any) -> None:
     given = ["inspect", "--train_file", str(file), "--model_name", "preset:tiny"]
     assert main(given) == 2
     error = capsys.readouterr().err
-    assert "; for bare text name it twice, with --columns text text, --plain, --train_all and --regular\n" in error
+    assert ", or name it twice for bare text, with --columns text text, --plain, --train_all and --regular\n" in error
     assert main([*given, "--columns", "text", "text", "--plain", "--train_all", "--regular"]) == 0
     assert "Once" in capsys.readouterr().out
 

@@ -180,8 +180,8 @@ def test_what_training_would_refuse_is_said_as_it_would_say_it(records: list[Rec
     with pytest.raises(UserError) as training:
         prepare(records, tokenizer, unsplit)
     assert refused == str(training.value)
-    fault = "none of the 3 records has a pair (the last answer has too few steps); check `step_separator`"
-    assert refused.startswith(f"sums.jsonl: {fault}")
+    fault = "none of the 3 records has a pair (the last answer has too few steps, its paragraphs are enough (2);"
+    assert refused.startswith(f"sums.jsonl: {fault}") and "; set `step_separator blank`, or use" in refused
 
 
 @pytest.mark.parametrize("options", [{}, {"front_pred": True}, {"reverse_pred": True}], ids=str)

@@ -165,9 +165,9 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
     if len(names) > 1:
         missing = f"no 'messages', and none of the columns {', '.join(names)}"
     if len(row) < 2:
-        twice = f"; for bare text name it twice, with `columns {columns} {columns}`, `plain`, `train_all` and `regular`"
-        fault = f"{missing} (there is {columns}); a record needs 'messages', or two such columns"
-        raise UserError(fault + (twice if row else ""))
+        twice = f"name it twice for bare text, with `columns {columns} {columns}`, `plain`, `train_all` and `regular`"
+        bare = [Remedy("columns", twice)] if row and columns not in ASSISTANT else []
+        raise RowError(f"{missing} (there is {columns})", "a record needs 'messages', or two such columns", *bare)
     if (steps := next((name for name, value in row.items() if _is_list_of_texts(value)), None)) is not None:
         raise RowError(f"{missing} (there is {columns})", _steps_remedy(str(steps)))
     remedy = Remedy("columns", f"name the two with `{_COLUMNS}`", "name the two prompt and completion")
@@ -253,7 +253,8 @@ def _text(row: Mapping[str, object], name: str) -> str:
     value = number_as_text(value)
     if isinstance(value, list | tuple | Mapping):
         other = Remedy("columns", f"name another column with `{_COLUMNS}`", "name the column with the text as this one")
-        raise RowError(fault, _steps_remedy(name) if _is_list_of_texts(value) else "write one text there", other)
+        steps = [_steps_remedy(name)] if _is_list_of_texts(value) else []
+        raise RowError(fault, "write one text there", *steps, other)
     if is_absent(value):
         raise RowError(fault, "fill it in", SKIP)
     if not isinstance(value, str):
