@@ -29,7 +29,7 @@ class EmbedFlags:
     """The input, the output and the side to embed."""
 
     model_path: str = option(help="run or checkpoint folder, or hub id", metavar="PATH", group="files")
-    input_file: str = option(help="JSON lines, CSV, TSV or Parquet", metavar="FILE", group="files")
+    input_file: str = option(help="JSON lines, CSV, TSV, Parquet or Arrow", metavar="FILE", group="files")
     output_file: str = option(
         help="FILE.npy, float32 [rows, dimensions]; or FILE.parquet with line and step, too",
         metavar="FILE",

@@ -28,7 +28,9 @@ class SearchFlags:
     """The corpus to search, and the queries."""
 
     model_path: str = option(help="run or checkpoint folder, or hub id", metavar="PATH", group="files")
-    corpus: str = option(help="JSON lines, CSV, TSV or Parquet with the texts to find", metavar="FILE", group="files")
+    corpus: str = option(
+        help="JSON lines, CSV, TSV, Parquet or Arrow with the texts to find", metavar="FILE", group="files"
+    )
     column: str | None = option(
         None, "column of the corpus' texts (an answer, or the last one of a chat)", metavar="NAME", group="files"
     )

@@ -94,7 +94,7 @@ class RunConfig:
     """
 
     train_file: str | None = _data(
-        None, "JSON lines, JSON, CSV, TSV or Parquet; messages or columns", metavar="FILE", moves=True
+        None, "JSON lines, JSON, CSV, TSV, Parquet or Arrow; messages or columns", metavar="FILE", moves=True
     )
     columns: list[str] | None = _data(
         None, "column names of prompt and answer (recognised by their usual names)", metavar="NAME"

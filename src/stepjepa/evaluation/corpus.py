@@ -35,7 +35,7 @@ def read_texts(
     """Read the texts of a file.
 
     Args:
-        path: JSON lines, CSV, TSV or Parquet.
+        path: JSON lines, CSV, TSV, Parquet or Arrow.
         column: the column of the texts; None for the last answer or question of a chat, or else the first column with a
             usual name for answers, ``text`` or questions.
         answers: read answers; else questions.

@@ -80,7 +80,7 @@ def records_of(path: str, *, open_chats: bool, bad: BadRecords | None = None) ->
     """Yield the records of a file, and their rows.
 
     Args:
-        path: JSON lines, CSV, TSV or Parquet.
+        path: JSON lines, CSV, TSV, Parquet or Arrow.
         open_chats: a chat may end with the question.
         bad: counts invalid lines, or raises the error of the first; None raises it.
     """
@@ -108,7 +108,7 @@ def embed_file(
 
     Args:
         embedder: from ``Jepa.embedder``.
-        path: JSON lines, CSV, TSV or Parquet.
+        path: JSON lines, CSV, TSV, Parquet or Arrow.
         output: ``.npy``, float32 ``[R, D]`` in the order of the file; or ``.parquet`` with the columns ``line``,
             ``step``, ``embedding`` and perhaps ``id``.
         column: the column of the texts; None for records.
