@@ -220,6 +220,26 @@ def test_a_second_process_is_told_who_holds_the_lock_and_a_kill_frees_it(tmp_pat
     assert not list(tmp_path.rglob(".*"))
 
 
+def test_a_folder_has_one_lock_under_the_name_of_a_link_to_it_too(tmp_path: Path) -> None:
+    folder, link = tmp_path / "disk" / "a", tmp_path / "link"
+    folder.mkdir(parents=True)
+    link.symlink_to(folder)
+    for first, second in ((folder, link), (link, folder)):
+        with locked(first), pytest.raises(UserError, match=rf"{second}: is in use by process"), locked(second):
+            pass
+
+
+def test_a_link_to_nothing_is_named_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to("gone/disk")
+    for path in (tmp_path / "runs", tmp_path / "runs" / "a"):
+        with pytest.raises(
+            UserError, match=rf"^{tmp_path}/runs: is a link to gone/disk, where nothing is; make a folder "
+        ):
+            check_writable(path)
+    (tmp_path / "gone" / "disk").mkdir(parents=True)
+    check_writable(tmp_path / "runs" / "a")
+
+
 def test_an_output_file_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
     file = tmp_path / "out.npy"
     with claimed_output(file):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from stepjepa.base.errors import UserError
 from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.formats import FORMATS
-from stepjepa.data.sources import each_record_of_source, read_records, read_rows
+from stepjepa.data.sources import check_source, each_record_of_source, read_records, read_rows
 
 ROWS = [
     {"question": "How\nmany?", "answer": 'He said "7", then\t8.'},
@@ -197,6 +198,13 @@ def test_a_file_of_another_format_is_told_which_are_read(tmp_path, name):
     assert len(read_records(json_lines(tmp_path / name, [row, row]))) == 2
     with pytest.raises(UserError, match=r"holds no records; add at least one"):
         read_records(write(tmp_path / name, "\n"))
+
+
+@pytest.mark.parametrize("read", [read_records, read_rows, check_source])
+def test_a_pipe_which_can_not_be_read_twice_is_refused(tmp_path, read):
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(UserError, match=r"a.jsonl: is a pipe or a device, which can't be read twice; write it into a"):
+        read(tmp_path / "a.jsonl")
 
 
 def test_of_an_array_only_elements_with_a_repeated_key_are_skipped(tmp_path):

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from scipy import stats
+from transformers.trainer_utils import rotate_checkpoints
 
 import tiny
 from stepjepa.base.errors import UserError
@@ -119,8 +121,7 @@ def a_moved_run_ends_with_other_weights_than_its_best() -> bool:
 
 def order_checkpoints_by_their_files(patch: pytest.MonkeyPatch) -> None:
     """The checkpoint that was written to longest ago is deleted first."""
-    rotate = saving.rotate_checkpoints
-    patch.setattr(saving, "rotate_checkpoints", lambda **options: rotate(**{**options, "use_mtime": True}))
+    patch.setattr(saving, "remove_old_checkpoints", partial(rotate_checkpoints, use_mtime=True))
 
 
 def a_clock_that_was_ahead_costs_the_new_checkpoint() -> bool:

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_json
+from stepjepa.models.names import base_of_adapter
 from stepjepa.store import fingerprint
 from stepjepa.store.fingerprint import model_fingerprint
+from stepjepa.store.hub import check_uploadable
 
 
 def changed(folder: Path, content: bytes, place: int) -> str:
@@ -35,3 +39,29 @@ def test_of_a_large_file_evenly_spaced_chunks_count(tmp_path: Path, monkeypatch:
 def test_an_adapter_that_names_itself_as_its_base_has_no_other(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{tmp_path}"}}', encoding="utf-8")
     assert len(model_fingerprint(tmp_path)) == 64
+
+
+def test_the_base_of_an_adapter_is_that_of_its_training_wherever_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, started = tmp_path / "moved", tmp_path / "project"
+    for place in (started, tmp_path / "elsewhere"):
+        (place / "M").mkdir(parents=True)
+        (place / "M" / "config.json").write_text(f'"{place.name}"')
+    write_json(run / "adapter_config.json", {"base_model_name_or_path": "M"})
+    write_json(run / "checkpoint-2" / "adapter_config.json", {"base_model_name_or_path": "M"})
+    write_json(run / "run.json", {"directory": str(started)})
+    found = set()
+    # Elsewhere is another model of that name.
+    for place in ("project", "elsewhere", "moved"):
+        monkeypatch.chdir(tmp_path / place)
+        assert base_of_adapter(str(run)) == base_of_adapter(f"{run}/checkpoint-2") == str(started / "M")
+        with pytest.raises(UserError, match="the adapter's base model is a folder of this machine"):
+            check_uploadable(run)
+        found.add(model_fingerprint(run))
+    assert len(found) == 1
+    # On another machine the directory of the training is missing, and the path is what it says.
+    started.rename(tmp_path / "gone")
+    assert base_of_adapter(str(run)) == "M"
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert base_of_adapter(str(run)) == "M" and model_fingerprint(run) not in found

@@ -94,8 +94,9 @@ def test_equal_settings_are_resumed_without_a_word(tmp_path: Path) -> None:
 )
 def test_what_must_not_change_is_refused_and_named(changed: dict[str, Any], named: str, tmp_path: Path) -> None:
     write_record(tmp_path, make(fingerprints=Fingerprints(records="1", eval_records="1", weights="1")))
+    remedy = "(take those|bring back the earlier weights of the base model)"
     with pytest.raises(
-        UserError, match=rf"begun with other settings \({named}\); take those, .*`allow_changes` resumes it"
+        UserError, match=rf"begun with other settings \({named}\); {remedy}, .*`allow_changes` resumes it"
     ):
         resume(tmp_path, make(**changed))
     changes, output = resume(tmp_path, make(**changed), allow_changes=True)
@@ -118,7 +119,8 @@ def test_another_split_of_a_file_is_refused_by_its_settings(
     was = Source(file="a.jsonl", sha256="d" * 64, eval_split=0.1, split_seed=3)
     write_record(tmp_path, make(data={"data": was}, fingerprints=Fingerprints(records="1")))
     now = make(data={"data": replace(was, **changed)}, fingerprints=Fingerprints(records="2"))
-    with pytest.raises(UserError, match=rf"begun with other settings \({named}\); take those"):
+    remedy = "bring back the earlier contents of `data_file`, or name" if "sha256" in changed else "take those, or name"
+    with pytest.raises(UserError, match=rf"begun with other settings \({named}\); {remedy}"):
         resume(tmp_path, now)
 
 
@@ -137,7 +139,8 @@ def test_every_changed_setting_is_named_old_and_new_and_the_file_that_has_the_ol
         "`chat_template_kwargs` open_thinking: True -> False",
         "`chat_template`: contents",
         "`train_file`: train.jsonl -> other.jsonl",
-        f"`config {tmp_path / 'run.yaml'}` with `output_dir {tmp_path}` takes those",
+        "; bring back the earlier contents of `chat_template`; "
+        f"`config {tmp_path / 'run.yaml'}` with `output_dir {tmp_path}` takes the rest, or name",
     ):
         assert part in text, text
     assert "eeee" not in text and "ffff" not in text

@@ -1,18 +1,23 @@
 """Which checkpoint a run is resumed from, which damage is found, and which folders a new run may use."""
 
+import itertools
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers.trainer_utils import rotate_checkpoints
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
 from stepjepa.store.folder import (
     PART,
+    checkpoint_fault,
     checkpoints,
     move_into_place,
     open_run_folder,
+    remove_old_checkpoints,
     save_atomically,
     write_checksums,
 )
@@ -169,8 +174,51 @@ def test_a_new_run_needs_an_empty_folder_and_auto_resumes_where_there_is_a_run(t
     shutil.rmtree(run / "checkpoint-5")
     with pytest.raises(UserError, match="holds no complete checkpoint"):
         open_run_folder(str(run), "last")
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(UserError, match=r"thesis.txt: is a file; name a folder as `output_dir`"):
         open_run_folder(str(run / "thesis.txt"), None)
+    with pytest.raises(UserError, match=rf"a: can't be made, since {run}/thesis.txt is a file; name another place"):
+        open_run_folder(str(run / "thesis.txt" / "a"), None)
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "left"),
+    [
+        (None, None, [2, 4, 6, 10]),
+        (0, None, [2, 4, 6, 10]),
+        (4, None, [2, 4, 6, 10]),
+        (2, None, [6, 10]),
+        (1, None, [10]),
+        (1, 2, [2, 10]),
+        (2, 4, [4, 10]),
+        (3, 2, [2, 6, 10]),
+        (1, 10, [10]),
+    ],
+)
+def test_the_oldest_checkpoints_are_removed_and_nothing_of_the_users(
+    limit: int | None, best: int | None, left: list[int], tmp_path: Path
+) -> None:
+    folders = ("run", "theirs")
+    for number, folder in itertools.product((2, 4, 6, 10), folders):
+        make(tmp_path / folder / f"checkpoint-{number}")
+    copies = ("checkpoint-2-good", "checkpoint-4.bak", "checkpoint-best")
+    for name in copies:
+        make(tmp_path / "run" / name)
+    run, theirs = (str(tmp_path / folder) for folder in folders)
+    remove_old_checkpoints(Path(run), limit, best and f"{run}/checkpoint-{best}")
+    numbered = sorted(f"checkpoint-{number}" for number in left)
+    assert sorted(path.name for path in Path(run).iterdir()) == sorted([*numbered, *copies])
+    # What transformers leaves where there are no copies.
+    rotate_checkpoints(theirs, limit, best and f"{theirs}/checkpoint-{best}")
+    assert sorted(path.name for path in Path(theirs).iterdir()) == numbered
+
+
+def test_the_fault_of_a_checkpoint_that_may_not_be_read_is_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make(tmp_path / "checkpoint-2")
+    # Whoever runs the tests may be allowed to read everything.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)
+    assert checkpoint_fault(folder) == "you may not read it"
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:

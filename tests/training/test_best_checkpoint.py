@@ -24,6 +24,7 @@ from stepjepa.models.ema import EMA_FILE
 from stepjepa.store.record import read_record
 from stepjepa.tasks.generic import GenericTask
 from stepjepa.training.metric_checks import check_best_metric
+from stepjepa.training.saving import resume_hint
 from stepjepa.training.trainer import JepaTrainer
 
 BEST, STEPS = 2, 5
@@ -229,6 +230,8 @@ def test_checkpoints_of_the_model_alone_have_the_averages_of_the_best(tmp_path: 
     averages = load_file(best / EMA_FILE)
     assert run.ema is not None and averages.keys() == run.ema._average.keys()
     assert all(torch.equal(run.ema._average[name], value) for name, value in averages.items())
+    # The hint of a failure does not deny that they are there.
+    assert resume_hint(run.args.output_dir).startswith(f"checkpoint-{STEPS} holds the model alone; begin again ")
 
 
 @pytest.mark.sample(1)

@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 import tiny
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import write_jsonl
+from stepjepa.base.files import locked, write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.objective import Objective
@@ -190,7 +190,10 @@ def test_a_replaced_base_is_refused(tmp_path: Path, tiny_tokenizer: Any) -> None
         )
 
     make(0).train()
-    with pytest.raises(UserError, match=r"begun with other settings \(weights of the base model\)"):
+    told = (
+        r"begun with other settings \(weights of the base model\); bring back the earlier weights"
+    )
+    with pytest.raises(UserError, match=told):
         make(1).train(resume_from_checkpoint=True)
 
 
@@ -201,3 +204,23 @@ def test_nothing_is_saved_where_that_is_asked_for(tmp_path: Path) -> None:
     run.save_model()
     assert (tmp_path / "run" / "checksums.json").is_file()
     assert read_record(tmp_path / "run").status == "finished"
+
+
+def test_a_second_training_in_a_folder_is_refused_while_the_first_runs(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("run")
+    second = trainer(tmp_path / "run")
+    for name in ("run", "link"):
+        with locked(tmp_path / name), pytest.raises(UserError, match=r"run: is in use by process \d+ on "):
+            second.train()
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_configuration_that_is_no_runs_is_not_written_over(tmp_path: Path) -> None:
+    mine = tmp_path / "run" / "run.yaml"
+    mine.parent.mkdir()
+    mine.write_text("mode: regular\n")
+    with pytest.raises(
+        UserError, match=r"run.yaml: would be written over, and the folder holds no run.json beside it;"
+    ):
+        trainer(tmp_path / "run").train()
+    assert mine.read_text() == "mode: regular\n"

@@ -228,7 +228,12 @@ def _existing(path: Path) -> Path:
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise ``UserError`` if a folder, or a file that is replaced as a whole, can't be written, before work is lost."""
     target = Path(path)
+    for link in (each for each in (target, *target.parents) if each.is_symlink() and not each.exists()):
+        fault = f"is a link to {visible(str(link.readlink()))}, where nothing is"
+        raise UserError(f"{fault}; make a folder there, remove the link, or name another place", path=link)
     place = _existing(target if target.is_dir() else target.parent)
+    if not place.is_dir():
+        raise UserError(f"can't be made, since {visible(str(place))} is a file; name another place", path=target)
     if not os.access(place, os.W_OK | os.X_OK):
         where = "" if place == target.absolute() else f", since {visible(str(place))} is read-only for you"
         raise UserError(f"can't be written to{where}; name another place", path=target)
@@ -337,7 +342,9 @@ def locked(folder: Path, patience: float = 0.5) -> Iterator[None]:
 
     ``UserError``, which names process and host, if another process does not free it within ``patience`` seconds.
     """
-    path = folder.absolute().with_name(f".{folder.absolute().name}.lock")
+    # Of what a link names: under both names it is one folder.
+    place = Path(os.path.realpath(folder))
+    path = place.with_name(f".{place.name}.lock")
     missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)

@@ -44,7 +44,7 @@ def read_rows(
         return _read_dataset(str(path) if path.is_dir() else name, split, subset, (bad or BadRecords()).note)
     if split is not None or subset is not None:
         raise UserError(f"`{'subset' if split is None else 'split'}` does nothing with a file; leave it out", path=path)
-    file = existing_file(path, "raw file")
+    file = _regular_file(path, "raw file")
     if file.suffix.lower() not in FORMATS:
         table = f"make a table of its lines with: (echo text; cat {file.name}) > {file.stem}.tsv"
         remedy = table if file.suffix.lower() == ".txt" else "convert the file"
@@ -87,7 +87,7 @@ def each_record(
             "name a file in it, train on the folder as `dataset`, or make a file by stepjepa prepare chat --dataset"
         )
         raise UserError(f"is a folder; {remedy}", path=path)
-    file, bad = existing_file(path, "data file"), bad or BadRecords(settings=("columns",))
+    file, bad = _regular_file(path, "data file"), bad or BadRecords(settings=("columns",))
     reader = FORMATS.get(file.suffix.lower(), read_unnamed)
     number = 0
     for number, record in enumerate(_parse_each(reader(file, bad.note), path, bad, columns), start=1):  # noqa: B007  # counts them
@@ -101,7 +101,15 @@ def check_source(source: str | os.PathLike[str]) -> None:
     """Raise ``UserError`` if a source of records is a path and nothing is there, before others are read."""
     path = Path(source).expanduser()
     if _looks_like_a_path(os.fspath(source)) and not (path.is_dir() or _is_in_folder(os.fspath(source))):
-        existing_file(path, "data file")
+        _regular_file(path, "data file")
+
+
+def _regular_file(path: str | os.PathLike[str], what: str) -> Path:
+    """Return the path of a file that can be read twice; its first line says its format, its SHA-256 is recorded."""
+    file = existing_file(path, what)
+    if not file.is_file():
+        raise UserError("is a pipe or a device, which can't be read twice; write it into a file first", path=file)
+    return file
 
 
 def each_record_of_source(

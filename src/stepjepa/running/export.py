@@ -1,5 +1,6 @@
 """Export a trained model as one plain model folder, on this machine or on a hub. Free of torch."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,8 +108,14 @@ def _new_folder(settings: ExportSettings) -> Iterator[tuple[Path, Path]]:
     """Yield the folder of the export, and a hidden folder to write to, which gets its name if the block succeeds."""
     if fault := checksum_fault(Path(settings.model_path)):
         raise UserError(f"{fault}; export an earlier checkpoint, or train again", path=settings.model_path)
-    folder, _ = open_run_folder(str(settings.output_dir), None, resumable=False)
+    folder, model = Path(str(settings.output_dir)), Path(settings.model_path).resolve()
     target = folder.resolve()
+    if target in (model, *model.parents) and model.is_dir():
+        raise UserError("holds the model to be exported; name another `output_dir`", path=folder)
+    open_run_folder(str(folder), None, resumable=False)
+    if target.is_dir() and (target.is_mount() or not os.access(target.parent, os.W_OK | os.X_OK)):
+        fault = "can't be replaced as a whole, being a mount or in a folder that is read-only for you"
+        raise UserError(f"{fault}; name a new folder in it", path=folder)
     part = target.with_name(f".{target.name}{PART}")
     with locked(target):
         shutil.rmtree(part, ignore_errors=True)

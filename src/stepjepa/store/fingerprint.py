@@ -8,6 +8,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from stepjepa.base.files import File, fingerprint, json_at
+from stepjepa.models.names import base_as_trained
 
 # The files of a model folder that affect its answers; "*.py" is model code.
 _MODEL_FILES = (
@@ -33,8 +34,10 @@ def model_fingerprint(path: File) -> str:
             digest.update(content)
     # A damaged configuration is reported when the model is loaded; an adapter that names itself has no other base.
     base = json_at(folder / "adapter_config.json").get("base_model_name_or_path")
-    if isinstance(base, str) and Path(base).is_dir() and Path(base).resolve() != folder.resolve():
-        digest.update(model_fingerprint(base).encode())
+    if isinstance(base, str) and base:
+        base_folder = Path(base_as_trained(folder, base))
+        if base_folder.is_dir() and base_folder.resolve() != folder.resolve():
+            digest.update(model_fingerprint(base_folder).encode())
     return digest.hexdigest()
 
 

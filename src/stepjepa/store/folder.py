@@ -36,6 +36,9 @@ BOARD_FOLDER = "tensorboard"
 CHECKSUMS_FILE = "checksums.json"
 """File in a checkpoint or run folder: SHA-256 of each file that was saved with it."""
 
+WITHOUT_OPTIMIZER = "optimizer.pt is missing"
+"""The fault of a checkpoint that holds the model alone."""
+
 _WEIGHTS = ("config.json", "model*.safetensors", "model*.index.json", "adapter_config.json", "adapter_*.safetensors")
 """Patterns of the files of a model or an adapter, by which it is loaded."""
 
@@ -60,6 +63,8 @@ def open_run_folder(
         UserError: the folder is not empty or can't be written to, or there is no complete checkpoint to resume from.
     """
     folder, choice = Path(path), None if resume is None else resume.lower()
+    if folder.exists() and not folder.is_dir():
+        raise UserError("is a file; name a folder as `output_dir`", path=folder)
     is_run = (folder / RUN_FILE).is_file()
     checkpoint: Path | None = None
     if resume is not None and (is_run or choice != "auto"):
@@ -110,6 +115,19 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(numbered, key=_number, reverse=True)
 
 
+def remove_old_checkpoints(folder: Path, limit: int | None, best: str | None) -> None:
+    """Remove the oldest checkpoints of a run above ``limit``, never the newest, nor the ``best``; all stay without it.
+
+    By step: a clock that was ahead would make every new checkpoint the oldest. Folders of other names, such as a copy
+    ``checkpoint-100-good``, are the user's: transformers' own function removes them, too.
+    """
+    numbered = checkpoints(folder)
+    kept = {*numbered[:1], *(path for path in numbered if best is not None and path == Path(best))}
+    surplus = len(numbered) - max(limit or len(numbered), len(kept))
+    for path in [path for path in reversed(numbered) if path not in kept][: max(surplus, 0)]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _number(checkpoint: Path) -> int:
     """Return N of a folder ``checkpoint-N``: the steps after which it was saved."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
@@ -141,11 +159,13 @@ def last_checkpoint(
 
 def checkpoint_fault(folder: Path, *, read_all: bool = False) -> str | None:
     """Return the reason why a checkpoint can't be resumed; None if it can. See :func:`checksum_fault`."""
+    if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+        return "you may not read it"
     if not (folder / "trainer_state.json").is_file():
         return "trainer_state.json is missing"
     # Transformers would resume without the optimizer's states, as ``save_only_model`` leaves it, and say nothing.
     if not any(any(folder.glob(pattern)) for pattern in ("*optimizer*", "global_step*")):
-        return "optimizer.pt is missing"
+        return WITHOUT_OPTIMIZER
     return checksum_fault(folder, read_all=read_all, complete=True)
 
 

@@ -12,6 +12,7 @@ from huggingface_hub.utils import filter_repo_objects
 from stepjepa.base.errors import UserError, one_line, visible
 from stepjepa.base.files import atomic_write, read_json_object
 from stepjepa.base.offline import STAYS_OFFLINE
+from stepjepa.models.names import base_as_trained
 from stepjepa.store.folder import CARD_FILE
 from stepjepa.store.record import RunRecord, record_of
 
@@ -163,7 +164,7 @@ def check_uploadable(folder: str | os.PathLike[str]) -> None:
     if not path.is_file():
         return
     base = read_json_object(path, "file of an adapter", "restore it").get("base_model_name_or_path")
-    if not base or Path(str(base)).is_dir():
+    if not base or Path(base_as_trained(folder, str(base))).is_dir():
         raise UserError(
             "the adapter's base model is a folder of this machine, so that nobody could load the adapter from a hub; "
             "upload it merged: stepjepa export --model_path RUN --output_dir DIR --push_to_hub ID"

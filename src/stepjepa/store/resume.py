@@ -107,10 +107,9 @@ def resumed_launches(
         return [launch]
     changes = list(_invariant_changes(before, now))
     if changes and not allow_changes:
-        config = folder / CONFIG_FILE
-        remedy = f"`config {config}` with `output_dir {folder}` takes those" if config.is_file() else "take those"
+        texts = _as_spelled(changes, now)
         raise UserError(
-            f"the run was begun with other settings ({'; '.join(_as_spelled(changes, now))}); {remedy}, "
+            f"the run was begun with other settings ({'; '.join(texts)}); {_remedy(folder, texts)}, "
             "or name another `output_dir` (`allow_changes` resumes it anyway)",
             path=folder,
         )
@@ -156,6 +155,23 @@ def _launches_until(launches: Sequence[Launch], steps: int | None) -> list[Launc
     if saved_by is not None:
         reached[saved_by] = replace(reached[saved_by], to_step=steps)
     return reached
+
+
+def _remedy(folder: Path, changes: Sequence[str]) -> str:
+    """Return how a run is resumed with what it was begun with; ``changes`` are those of :func:`_as_spelled`.
+
+    A configuration names the same files again, so it is no remedy for other contents.
+    """
+    config = folder / CONFIG_FILE
+    take = f"`config {config}` with `output_dir {folder}` takes those" if config.is_file() else "take those"
+    files = [change.removesuffix(_CONTENTS) for change in changes if change.endswith(_CONTENTS)]
+    restore = f"bring back the earlier contents of {' and '.join(files)}"
+    if not files:
+        weights = FINGERPRINTED["weights"]
+        return f"bring back the earlier {weights}" if changes == [weights] else take
+    # Other contents are other tokens, too, and other weights of a preset, whose tokenizer is made of them.
+    settings = [change for change in changes if not change.endswith(_CONTENTS) and change not in FINGERPRINTED.values()]
+    return f"{restore}; {take.replace('those', 'the rest')}" if settings else restore
 
 
 class _SpelledChange(NamedTuple):

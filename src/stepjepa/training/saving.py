@@ -9,14 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import LambdaLR
-from transformers.trainer_utils import rotate_checkpoints
 
 from stepjepa.base.files import naming_disk_errors
 from stepjepa.base.json_object import JsonObject
 from stepjepa.models.architecture import load_heads, save_heads, split_state, without_heads
 from stepjepa.models.generation_settings import save_generation_config
 from stepjepa.models.weights import missing_of_adapter
-from stepjepa.store.folder import CARD_FILE, PART, last_checkpoint, move_into_place, write_checksums
+from stepjepa.store.folder import (
+    CARD_FILE,
+    PART,
+    WITHOUT_OPTIMIZER,
+    checkpoint_fault,
+    checkpoints,
+    last_checkpoint,
+    move_into_place,
+    remove_old_checkpoints,
+    write_checksums,
+)
 from stepjepa.training.interface import SavingTrainer
 
 if TYPE_CHECKING:
@@ -34,9 +43,12 @@ def resume_hint(folder: str | Path | None, condition: str = "", *, again: str = 
         condition: put in front of what to do, such as ``once it can be written to,`` and a blank.
         again: how a run without a checkpoint is begun again.
     """
-    last = last_checkpoint(Path(folder or "."))
+    run = Path(folder or ".")
+    last = last_checkpoint(run)
     if last is None:
-        return f"no checkpoint was saved before; {condition}begin again {again}"
+        models = [path.name for path in checkpoints(run) if checkpoint_fault(path) == WITHOUT_OPTIMIZER]
+        before = f"{models[0]} holds the model alone" if models else "no checkpoint was saved before"
+        return f"{before}; {condition}begin again {again}"
     return f"{last.name} is complete: {condition}resume with `resume_from_checkpoint last`"
 
 
@@ -73,9 +85,7 @@ def atomic_checkpoint(trainer: SavingTrainer) -> Iterator[Path]:
         with naming_disk_errors(final):
             write_checksums(part)
         move_into_place(part, final)
-        # By step: a clock that was ahead would make every new checkpoint the oldest.
-        options = {"save_total_limit": args.save_total_limit, "best_model_checkpoint": state.best_model_checkpoint}
-        rotate_checkpoints(output_dir=str(run), use_mtime=False, **options)
+        remove_old_checkpoints(run, args.save_total_limit, state.best_model_checkpoint)
     wait()
     if args.local_process_index == 0 and part.is_dir():
         # On a machine that shares no disk with the first, its own processes resume from this copy.

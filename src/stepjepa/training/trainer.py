@@ -15,6 +15,8 @@ from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 
+from stepjepa.base.files import locked
+from stepjepa.base.processes import is_main_process
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig
@@ -366,14 +368,15 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             kwargs: as in Trainer.
 
         Raises:
-            UserError: the run folder holds the record of another run or of other settings, memory has run out, or a
-                loss or a gradient is not finite.
+            UserError: the run folder holds the record of another run or of other settings, or another process trains
+                in it; memory has run out, or a loss or a gradient is not finite.
         """
         self.recorder.describe(*describe(self))
-        checkpoint, resumes = self.recorder.open(resume_from_checkpoint), bool(resume_from_checkpoint)
-        with self.recorder.launch(checkpoint, resumes=resumes, allow_changes=allow_changes):
-            result = self.train_steps(checkpoint, *args, **kwargs)
-            self.recorder.finish(save=self.args.save_strategy != SaveStrategy.NO)
+        with locked(self.recorder.folder) if is_main_process() else nullcontext():
+            checkpoint, resumes = self.recorder.open(resume_from_checkpoint), bool(resume_from_checkpoint)
+            with self.recorder.launch(checkpoint, resumes=resumes, allow_changes=allow_changes):
+                result = self.train_steps(checkpoint, *args, **kwargs)
+                self.recorder.finish(save=self.args.save_strategy != SaveStrategy.NO)
         return result
 
     def train_steps(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
