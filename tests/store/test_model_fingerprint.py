@@ -9,9 +9,11 @@ import pytest
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
 from stepjepa.models.names import base_of_adapter
+from stepjepa.running.export import ExportSettings, export
 from stepjepa.store import fingerprint
-from stepjepa.store.fingerprint import model_fingerprint
+from stepjepa.store.fingerprint import model_fingerprint, tell_changed_base
 from stepjepa.store.hub import check_uploadable
+from stepjepa.store.record import RunRecord, write_record
 
 
 def changed(folder: Path, content: bytes, place: int) -> str:
@@ -65,3 +67,23 @@ def test_the_base_of_an_adapter_is_that_of_its_training_wherever_it_is_read(
     assert base_of_adapter(str(run)) == "M"
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert base_of_adapter(str(run)) == "M" and model_fingerprint(run) not in found
+
+
+def test_a_base_that_was_trained_anew_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, run = tmp_path / "M", tmp_path / "run"
+    write_json(base / "config.json", 1)
+    write_json(run / "adapter_config.json", {"base_model_name_or_path": str(base)})
+    write_json(run / "checkpoint-2" / "adapter_config.json", {"base_model_name_or_path": str(base)})
+    for recorded in (None, "a commit", model_fingerprint(base)):
+        write_record(run, RunRecord(model=str(base), model_fingerprint=recorded))
+        tell_changed_base(run)
+    assert not capsys.readouterr().err
+    write_json(base / "config.json", 2)
+    for folder in (run, run / "checkpoint-2"):
+        tell_changed_base(folder)
+        told = f"note: the base model in {base} has changed since the adapter in {folder} was trained on it"
+        assert told in capsys.readouterr().err
+    # It is said in front of the export, whatever becomes of that.
+    with pytest.raises(UserError):
+        export(ExportSettings(model_path=str(run), output_dir=str(tmp_path / "out")))
+    assert told.replace("/checkpoint-2", "") in capsys.readouterr().err

@@ -94,7 +94,9 @@ def test_equal_settings_are_resumed_without_a_word(tmp_path: Path) -> None:
 )
 def test_what_must_not_change_is_refused_and_named(changed: dict[str, Any], named: str, tmp_path: Path) -> None:
     write_record(tmp_path, make(fingerprints=Fingerprints(records="1", eval_records="1", weights="1")))
-    remedy = "(take those|bring back the earlier weights of the base model)"
+    remedies = {"`train_file`: contents": "bring back the earlier contents of `train_file`"}
+    remedies["weights of the base model"] = "bring back the earlier weights of the base model"
+    remedy = remedies.get(named, "take those")
     with pytest.raises(
         UserError, match=rf"begun with other settings \({named}\); {remedy}, .*`allow_changes` resumes it"
     ):

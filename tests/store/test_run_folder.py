@@ -202,7 +202,7 @@ def test_the_oldest_checkpoints_are_removed_and_nothing_of_the_users(
         make(tmp_path / folder / f"checkpoint-{number}")
     copies = ("checkpoint-2-good", "checkpoint-4.bak", "checkpoint-best")
     for name in copies:
-        make(tmp_path / "run" / name)
+        shutil.copytree(tmp_path / "run" / "checkpoint-2", tmp_path / "run" / name)
     run, theirs = (str(tmp_path / folder) for folder in folders)
     remove_old_checkpoints(Path(run), limit, best and f"{run}/checkpoint-{best}")
     numbered = sorted(f"checkpoint-{number}" for number in left)

@@ -190,9 +190,7 @@ def test_a_replaced_base_is_refused(tmp_path: Path, tiny_tokenizer: Any) -> None
         )
 
     make(0).train()
-    told = (
-        r"begun with other settings \(weights of the base model\); bring back the earlier weights"
-    )
+    told = r"begun with other settings \(weights of the base model\); bring back the earlier weights"
     with pytest.raises(UserError, match=told):
         make(1).train(resume_from_checkpoint=True)
 

@@ -30,7 +30,7 @@ from stepjepa.evaluation.scores import Scores
 from stepjepa.evaluation.selection import Selection
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.models.names import check_model_name, check_trained
-from stepjepa.store.fingerprint import model_fingerprint
+from stepjepa.store.fingerprint import model_fingerprint, tell_changed_base
 from stepjepa.store.prompts import share_trained_on, training_system_prompt, with_system_prompt
 from stepjepa.store.record import trained_objective
 from stepjepa.tasks.registry import source_fingerprint
@@ -91,6 +91,7 @@ class Evaluation:
             check_model_name(path)  # only its tokenizer is used
         elif path is not None:
             check_trained(path)
+            tell_changed_base(path)
             if settings.similarity:
                 self._similarity_config()
 

@@ -150,9 +150,11 @@ def _export_model(settings: ExportSettings, name: str | None) -> None:
     from stepjepa.inspection.served import check_export
     from stepjepa.models.generation_settings import serve_as_trained
     from stepjepa.models.loading import load_for_inference
+    from stepjepa.store.fingerprint import tell_changed_base
     from stepjepa.store.hub import write_card
 
     run, served = record_of(settings.model_path), None
+    tell_changed_base(settings.model_path)
     with _new_folder(settings) as (folder, part):
         model, tokenizer = load_for_inference(
             settings.model_path, device="cpu", dtype=settings.dtype, trust_remote_code=settings.trust_remote_code

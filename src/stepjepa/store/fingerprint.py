@@ -7,8 +7,11 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
+from stepjepa.base.errors import visible
 from stepjepa.base.files import File, fingerprint, json_at
-from stepjepa.models.names import base_as_trained
+from stepjepa.base.terminal import note
+from stepjepa.models.names import base_as_trained, base_of_adapter
+from stepjepa.store.record import record_of
 
 # The files of a model folder that affect its answers; "*.py" is model code.
 _MODEL_FILES = (
@@ -39,6 +42,23 @@ def model_fingerprint(path: File) -> str:
         if base_folder.is_dir() and base_folder.resolve() != folder.resolve():
             digest.update(model_fingerprint(base_folder).encode())
     return digest.hexdigest()
+
+
+def tell_changed_base(model_path: File) -> None:
+    """Print a note where an adapter's base model is not that of its training: a folder that was trained anew.
+
+    A base model of a hub, or of a run without a record, is not compared.
+    """
+    base, record = base_of_adapter(str(model_path)), record_of(model_path)
+    before = None if record is None else record.model_fingerprint
+    # A hub model has the name of a commit.
+    if base is None or not Path(base).is_dir() or before is None or len(before) != 64:
+        return
+    if model_fingerprint(base) != before:
+        note(
+            f"the base model in {visible(base)} has changed since the adapter in {visible(str(model_path))} was "
+            "trained on it, so that both together are another model; bring back the earlier one, or train again"
+        )
 
 
 def _parts(file: Path) -> Iterator[bytes]:
