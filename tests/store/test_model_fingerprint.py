@@ -76,11 +76,11 @@ def test_a_base_that_was_trained_anew_is_noted(tmp_path: Path, capsys: pytest.Ca
     write_json(run / "checkpoint-2" / "adapter_config.json", {"base_model_name_or_path": str(base)})
     for recorded in (None, "a commit", model_fingerprint(base)):
         write_record(run, RunRecord(model=str(base), model_fingerprint=recorded))
-        tell_changed_base(run)
+        tell_changed_base(run, recorded)
     assert not capsys.readouterr().err
     write_json(base / "config.json", 2)
     for folder in (run, run / "checkpoint-2"):
-        tell_changed_base(folder)
+        tell_changed_base(folder, recorded)
         told = f"note: the base model in {base} has changed since the adapter in {folder} was trained on it"
         assert told in capsys.readouterr().err
     # It is said in front of the export, whatever becomes of that.

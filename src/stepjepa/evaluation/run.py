@@ -32,7 +32,7 @@ from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.models.names import check_model_name, check_trained
 from stepjepa.store.fingerprint import model_fingerprint, tell_changed_base
 from stepjepa.store.prompts import share_trained_on, training_system_prompt, with_system_prompt
-from stepjepa.store.record import trained_objective
+from stepjepa.store.record import record_of, trained_objective
 from stepjepa.tasks.registry import source_fingerprint
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ class Evaluation:
             check_model_name(path)  # only its tokenizer is used
         elif path is not None:
             check_trained(path)
-            tell_changed_base(path)
+            record = record_of(path)
+            tell_changed_base(path, None if record is None else record.model_fingerprint)
             if settings.similarity:
                 self._similarity_config()
 

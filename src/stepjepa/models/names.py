@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from stepjepa.base.errors import UserError, shown
-from stepjepa.base.files import json_at, read_json_object
+from stepjepa.base.files import read_json_object
+from stepjepa.models.base_path import base_as_trained
 from stepjepa.models.presets import PREFIX, check_preset
 
 _ADAPTER, _CONFIG = "adapter_config.json", "config.json"
-_RUN = "run.json"  # of a run folder, whose modules stand above this one
 
 
 def is_hub_id(name: str) -> bool:
@@ -81,17 +81,6 @@ def base_of_adapter(name: str) -> str | None:
         fault = f"names the base model {shown(base)}, and there is no such folder"
         raise UserError(f"{fault}; {start}write its path there (base_model_name_or_path)", path=file)
     return base
-
-
-def base_as_trained(folder: str | Path, base: str) -> str:
-    """Return the folder that ``base``, a path in an adapter's file, named where its training was started.
-
-    Relative to the working directory it may be missing, or another model. Unchanged where the record of the run says
-    no directory, or nothing is there, as after a move to another machine; a hub id is unchanged, too.
-    """
-    starts = (json_at(place / _RUN).get("directory") for place in (Path(folder), Path(folder).parent))
-    found = (Path(start) / base for start in starts if isinstance(start, str) and start)
-    return next((str(path) for path in found if path.is_dir()), base)
 
 
 def _check_holds_model(folder: Path) -> None:

@@ -154,7 +154,7 @@ def _export_model(settings: ExportSettings, name: str | None) -> None:
     from stepjepa.store.hub import write_card
 
     run, served = record_of(settings.model_path), None
-    tell_changed_base(settings.model_path)
+    tell_changed_base(settings.model_path, None if run is None else run.model_fingerprint)
     with _new_folder(settings) as (folder, part):
         model, tokenizer = load_for_inference(
             settings.model_path, device="cpu", dtype=settings.dtype, trust_remote_code=settings.trust_remote_code

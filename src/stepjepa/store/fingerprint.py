@@ -10,8 +10,7 @@ from huggingface_hub.errors import HFValidationError
 from stepjepa.base.errors import visible
 from stepjepa.base.files import File, fingerprint, json_at
 from stepjepa.base.terminal import note
-from stepjepa.models.names import base_as_trained, base_of_adapter
-from stepjepa.store.record import record_of
+from stepjepa.models.base_path import base_as_trained
 
 # The files of a model folder that affect its answers; "*.py" is model code.
 _MODEL_FILES = (
@@ -35,28 +34,32 @@ def model_fingerprint(path: File) -> str:
         digest.update(f"{file.name}:{file.stat().st_size}\n".encode())
         for content in _parts(file):
             digest.update(content)
-    # A damaged configuration is reported when the model is loaded; an adapter that names itself has no other base.
-    base = json_at(folder / "adapter_config.json").get("base_model_name_or_path")
-    if isinstance(base, str) and base:
-        base_folder = Path(base_as_trained(folder, base))
-        if base_folder.is_dir() and base_folder.resolve() != folder.resolve():
-            digest.update(model_fingerprint(base_folder).encode())
+    base = _base_folder(folder)
+    if base is not None:
+        digest.update(model_fingerprint(base).encode())
     return digest.hexdigest()
 
 
-def tell_changed_base(model_path: File) -> None:
+def _base_folder(folder: Path) -> Path | None:
+    """Return the folder of the base model of an adapter; None if there is no such folder, or no adapter."""
+    # A damaged configuration is reported when the model is loaded; an adapter that names itself has no other base.
+    base = json_at(folder / "adapter_config.json").get("base_model_name_or_path")
+    found = Path(base_as_trained(folder, base)) if isinstance(base, str) and base else folder
+    return found if found.is_dir() and found.resolve() != folder.resolve() else None
+
+
+def tell_changed_base(model_path: File, before: str | None) -> None:
     """Print a note where an adapter's base model is not that of its training: a folder that was trained anew.
 
-    A base model of a hub, or of a run without a record, is not compared.
+    Args:
+        model_path: a run or checkpoint folder.
+        before: the fingerprint of the base in the record of the run; that of a hub model is not compared.
     """
-    base, record = base_of_adapter(str(model_path)), record_of(model_path)
-    before = None if record is None else record.model_fingerprint
+    base = _base_folder(Path(model_path))
     # A hub model has the name of a commit.
-    if base is None or not Path(base).is_dir() or before is None or len(before) != 64:
-        return
-    if model_fingerprint(base) != before:
+    if base is not None and before is not None and len(before) == 64 and model_fingerprint(base) != before:
         note(
-            f"the base model in {visible(base)} has changed since the adapter in {visible(str(model_path))} was "
+            f"the base model in {visible(str(base))} has changed since the adapter in {visible(str(model_path))} was "
             "trained on it, so that both together are another model; bring back the earlier one, or train again"
         )
 

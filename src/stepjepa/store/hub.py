@@ -12,7 +12,7 @@ from huggingface_hub.utils import filter_repo_objects
 from stepjepa.base.errors import UserError, one_line, visible
 from stepjepa.base.files import atomic_write, read_json_object
 from stepjepa.base.offline import STAYS_OFFLINE
-from stepjepa.models.names import base_as_trained
+from stepjepa.models.base_path import base_as_trained
 from stepjepa.store.folder import CARD_FILE
 from stepjepa.store.record import RunRecord, record_of
 
