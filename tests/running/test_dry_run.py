@@ -83,9 +83,14 @@ def test_it_says_what_a_run_then_does(
     plain_tokenizer.save_pretrained(base)
     flags = ["--train_file", data, "--model_name", base, "--output_dir", tmp_path / "run", "--use_cpu"]
     flags += ["--num_epochs", 1.5, "--batch_size", 3, "--grad_accum", 2, "--save_strategy", "no", *mode]
+    cached = ["--cache_dir", tmp_path / "cache"]
     result = told(capsys, *flags)
+    assert not (tmp_path / "cache").exists()
+    assert told(capsys, *flags, *cached) == result
     assert not (tmp_path / "run").exists()
-    assert main(["train", *map(str, flags)]) == 0
+    assert main(["train", *map(str, [*flags, *cached])]) == 0
+    # A named cache is prepared for the run.
+    assert f"training data as prepared before, from {tmp_path}/cache" in capsys.readouterr().out
     run = read_run(tmp_path / "run")
     assert run["results"]["steps"] == result["steps"] == 6
     assert result["steps_per_epoch"] == 4

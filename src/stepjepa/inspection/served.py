@@ -213,9 +213,10 @@ def _records_of_run(model_path: Path, run: RunRecord) -> tuple[list[Record], str
     """Return some training records of a run, or made-up chats; and a description of them."""
     try:
         config = RunConfig.read(run_folder_of(model_path) / CONFIG_FILE)
-        file = Path(str(config.train_file or config.data_file))
-        # Not a pipe, which can be read only once, and not a data set of the hub.
-        if file.is_file():
+        name = str(config.train_file or config.data_file)
+        # A relative path counts from the directory of the training. Not a data set of the hub.
+        file = next(filter(Path.is_file, (Path(run.directory or "", name), Path(name))), None)
+        if file is not None:
             bad = BadRecords("skip")
             return read_records(file, bad=bad, columns=config.columns, limit=_COMPARED), f"records of {file.name}"
     except (UserError, OSError):

@@ -1,7 +1,8 @@
 """Estimate the cost of a run from its real data and the shapes of its model (``stepjepa train --dry_run``).
 
-No weights are read or created, and nothing is written. The data is prepared as in training, so its errors show here,
-too. FLOPs are those of ``flops.py``, the memory of a process is that of ``memory.py``.
+No weights are read or created, and nothing is written but prepared data, to a ``cache_dir`` that is named. The data is
+prepared as in training, so its errors show here, too. FLOPs are those of ``flops.py``, the memory of a process is that
+of ``memory.py``.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from stepjepa.base.counting import counted
-from stepjepa.base.errors import unexpected_as_user_errors
+from stepjepa.base.errors import unexpected_as_user_errors, visible
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import print_rows
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.prepare import prepare
+from stepjepa.batch.prepare import CacheDir, prepare
 from stepjepa.batch.tokenize import WITHOUT_PAIR
 from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.config.run import RunConfig
@@ -98,7 +99,8 @@ def dry_run(
                 run, training, records, eval_records, device=device, processes=processes, sharding=sharding
             )
             estimated = _estimate(set_up, all_records, device)
-    print("dry run: no weights are read or made, and nothing is written")
+    stored = "" if run.no_cache or run.cache_dir is None else f" but prepared data, to {visible(run.cache_dir)}"
+    print(f"dry run: no weights are read or made, and nothing is written{stored}")
     print_rows(describe(estimated))
     return estimated
 
@@ -146,8 +148,11 @@ def _set_up(
     """Prepare the data and set up the model on the meta device, with the checks of ``JepaTrainer``."""
     config = run.jepa
     model, tokenizer = _empty_model(run, records)
-    prepared = prepare(records, tokenizer, config)
-    held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
+    # A folder that is named is prepared for the runs to come; the user's own cache is not written to.
+    cache: CacheDir = False if run.no_cache or run.cache_dir is None else run.cache_dir
+    prepared, held_out = prepare(records, tokenizer, config, cache_dir=cache), None
+    if eval_records:
+        held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache_dir=cache)
     objective = Objective.from_config(config, model)
     check_objective(config, training, objective, trains=True, held_out=held_out is not None)
     check_batch_size(config, training, objective.compares_pairs, prepared)
