@@ -86,7 +86,7 @@ def test_it_says_what_a_run_then_does(
     cached = ["--cache_dir", tmp_path / "cache"]
     result = told(capsys, *flags)
     assert not (tmp_path / "cache").exists()
-    assert told(capsys, *flags, *cached) == result
+    assert told(capsys, *flags, *cached)["step"] == result["step"]
     assert not (tmp_path / "run").exists()
     assert main(["train", *map(str, [*flags, *cached])]) == 0
     # A named cache is prepared for the run.
