@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from stepjepa.base.files import json_at
+from stepjepa.base.files import File, json_at
 
 _RUN = "run.json"  # of a run folder, whose modules stand above this one
 
 
-def base_as_trained(folder: str | Path, base: str) -> str:
+def base_as_trained(folder: File, base: str) -> str:
     """Return the folder that ``base``, a path in an adapter's file, named where its training was started.
 
     Relative to the working directory it may be missing, or another model. Unchanged where the record of the run says

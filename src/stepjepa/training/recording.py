@@ -104,8 +104,11 @@ class Recorder(TrainerCallback):
             if _broadcast(self.record is None and (self.folder / RUN_FILE).is_file()):
                 raise UserError(f"holds the record of {self._way_on()}name another output_dir", path=self.folder)
             if _broadcast(self.record is None and (self.folder / CONFIG_FILE).is_file()):
-                fault = f"would be written over, and the folder holds no {RUN_FILE} beside it"
-                raise UserError(f"{fault}; move it, or name another output_dir", path=self.folder / CONFIG_FILE)
+                beside = f"and the folder holds no {RUN_FILE} beside it"
+                raise UserError(
+                    f"would be written over, {beside}; move it, or name another output_dir",
+                    path=self.folder / CONFIG_FILE,
+                )
             return None
         if resume is True or str(resume).lower() in ("last", "true", "auto"):
             return open_run_folder(str(self.folder), "last" if resume is True else str(resume), self._say)[1]
