@@ -5,6 +5,7 @@
     python examples/experiment/retrieval.py --baselines                 # what costs no training: TF-IDF and the like
     python examples/experiment/retrieval.py --data turk runs/experiment/retrieval-turk   # and retrieval-turk.csv
     python examples/experiment/retrieval.py --data smollm2 --layers 0 15 30 runs/experiment/retrieval-smollm2
+    python examples/experiment/retrieval.py --data smollm2-turk --layers 0 15 30 runs/experiment/retrieval-smollm2-turk
 
 The candidates are the distinct answers of the test file. ``method`` says by what they are ranked. ``trained``: by the
 embeddings that training reads. For models without a JEPA objective, ``best readout`` of all layers, poolings and
@@ -47,6 +48,8 @@ from stepjepa.tasks.base import Task
 from stepjepa.tasks.nl_rx import NlRxTask
 
 FILE = Path(__file__).resolve().with_suffix(".csv")
+EXPERIMENT = Path("runs/experiment")
+SMOLLM2 = str(EXPERIMENT / "smollm2-135m-instruct")
 ONE_SEED = "82"
 CHOSEN = 1000
 """The last training records, by which readouts are chosen; a ridge map is fitted on those before them."""
@@ -59,9 +62,6 @@ Sides = tuple[Matrix, Matrix]
 """Sources and targets ``[N, D]`` of some records."""
 Embed = Callable[[Sequence[Record], str], dict[tuple[int, str], Sides]]
 """Embeds records in a layout, at each of some layers and poolings."""
-
-
-SMOLLM2 = Path("runs/experiment")
 
 
 class Readout(NamedTuple):
@@ -101,16 +101,9 @@ DATA = {
     # A quarter of the databases is at hand, so not all queries can be executed: only equal texts are the same query.
     "spider": Data("spider", SHARED / "spider_train.jsonl", SHARED / "spider_test.jsonl", None),
     "small": Data("synth", *SETS["synth"], NlRxTask(), "preset:small"),
-    # The records that retrieval-smollm2.yaml trains on and asks.
-    "smollm2": Data(
-        "synth",
-        SMOLLM2 / "synth-1-4.jsonl",
-        SETS["synth"][1],
-        NlRxTask(),
-        str(SMOLLM2 / "smollm2-135m-instruct"),
-        300,
-        300,
-    ),
+    # The records that retrieval-smollm2.yaml and retrieval-smollm2-turk.yaml train on and ask.
+    "smollm2": Data("synth", EXPERIMENT / "synth-1-4.jsonl", SETS["synth"][1], NlRxTask(), SMOLLM2, 300, 300),
+    "smollm2-turk": Data("turk", EXPERIMENT / "turk-2000.jsonl", SETS["turk"][1], NlRxTask(), SMOLLM2, 300, 300),
 }
 
 

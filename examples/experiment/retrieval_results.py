@@ -6,17 +6,15 @@ The figures of retrieval are the rows that ``retrieval.py`` wrote, the right ans
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pandas as pd
 import retrieval
 from cells import NOTHING, interval, listed, mean, table
+from retrieval_sets import DATA_SETS, FILE, JOINT, RIGHT, DataSet
 
 from stepjepa.study.statistics import PairedT, paired_t
-
-FILE = "retrieval"
-"""The file of figures with the answers of the same runs, and of rows beside this script; of ``synth``."""
 
 PLAIN, LONGER = "regular-1.35x", "regular-1.75x"
 """Plain training for the FLOPs of ``branched``, and for those of ``separate``."""
@@ -24,9 +22,6 @@ PLAIN, LONGER = "regular-1.35x", "regular-1.75x"
 LENGTHS = {PLAIN: "1.35 times as long", LONGER: "1.75 times as long"}
 FREE = ("nearest known question", "TF-IDF, characters", "TF-IDF, words")
 HITS = "hits_at_1"
-JOINT = {"separate": "separate-infonce", "branched": "branched-infonce"}
-"""The arms with InfoNCE beside the LM loss, by their layout, where a data set names no others."""
-
 MORE, EQUAL, FEWER, ONE_SEED = "more", "not told apart", "fewer", "one seed"
 """What the difference of two models shows; see :func:`outcome`."""
 
@@ -74,56 +69,6 @@ VARIANTS = {
     "separate-infonce-wrong": "LM loss + InfoNCE, shuffled partners",
 }
 """Other arms that a grid may have: what they are called; every further arm is called by its name."""
-
-
-class DataSet(NamedTuple):
-    """A data set of retrieval: its key, its file of figures and rows, its name on a page, and what its texts are."""
-
-    data: str  # of retrieval.DATA
-    file: str
-    name: str
-    about: str
-    joint: Mapping[str, str] = JOINT
-
-
-DATA_SETS = (
-    DataSet("synth", FILE, "`synth`", "Generated sentences and regular expressions, the runs of `retrieval.yaml`"),
-    DataSet(
-        "turk",
-        "retrieval-turk",
-        "TURK",
-        "Sentences of people for the same kind of expressions (`retrieval-turk.yaml`; 7,000 training records), the "
-        "arms and settings of `synth`, nothing chosen anew",
-    ),
-    DataSet(
-        "spider",
-        "retrieval-spider",
-        "Spider",
-        "Questions and SQL queries (`retrieval-spider.yaml`), the arms and settings of `synth`, nothing chosen anew",
-    ),
-    DataSet(
-        "small",
-        "retrieval-small",
-        "`synth`, `preset:small`",
-        "The data of `synth` with a model of 3.1 million parameters (`retrieval-small.yaml`), at the learning rate "
-        "that is best for plain training, nothing else chosen anew",
-    ),
-    DataSet(
-        "smollm2",
-        "retrieval-smollm2",
-        "`synth`, SmolLM2-135M",
-        "2,000 records of `synth` with SmolLM2-135M-Instruct and LoRA, one epoch (`retrieval-smollm2.yaml`). Beside "
-        "the LM loss InfoNCE has weight 1, which was added when weight 0.1 had found little with its first seed; "
-        "nothing else is chosen anew. Readouts of plain training are of layers 0, 15 and 30",
-        {"separate": "separate-infonce-1"},
-    ),
-)
-RIGHT = {
-    "equivalent": "the expression describes the same lines as the right one",
-    "execution": "the query, executed, returns the rows of the right one",
-    "exact": "the text is that of the right one",
-}
-"""When an answer is right, by the name of the score."""
 
 
 def joined(runs: pd.DataFrame, file: str = FILE) -> pd.DataFrame:
@@ -196,8 +141,10 @@ class Retrieval:
     """
 
     def __init__(self, runs: pd.DataFrame, data: DataSet) -> None:
-        self.file, self.name, self.about, self.joint = data.file, data.name, data.about, data.joint
-        self.other_model = retrieval.DATA[data.data].model != "preset:tiny"
+        self.file, self.name, self.about, self.anchor = data.file, data.name, data.about, data.anchor
+        self.joint = data.joint
+        model = retrieval.DATA[data.data].model
+        self.other_model, self.pretrained = model != "preset:tiny", not model.startswith("preset:")
         # Without a task nobody knows which other texts are right.
         self.hit = "equal texts alone" if retrieval.DATA[data.data].task is None else "equal meanings, too"
         self.rows = joined(runs, data.file)

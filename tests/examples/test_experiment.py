@@ -44,7 +44,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(EXPERIMENT))
     # Names as common as these may be taken by other tests' modules.
     names = ("data", "collect", "splits", "untouched", "frame", "cells", "retrieval", "pictures", "on_gpu")
-    names += ("retrieval_results", "results")
+    names += ("retrieval_sets", "retrieval_results", "results")
     for name in names:
         monkeypatch.delitem(importlib.sys.modules, name, raising=False)
     yield {name: importlib.import_module(name) for name in names}
