@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -74,3 +77,14 @@ def test_a_file_is_read_as_by_read_records(tmp_path: Path) -> None:
 
     write_jsonl(tmp_path / "a.jsonl", [{"question": f"q{index}", "answer": "a"} for index in range(5)])
     assert Spooled(each_record(tmp_path / "a.jsonl")) == read_records(tmp_path / "a.jsonl")
+
+
+def test_a_full_disk_names_the_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda buffering: Full())
+    with pytest.raises(OSError, match="No space left") as error:
+        Spooled(made(1))
+    assert error.value.filename == f"{tempfile.gettempdir()} (TMPDIR)"
