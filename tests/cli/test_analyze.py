@@ -182,3 +182,15 @@ def test_errors_are_one_line(
     assert len(error.splitlines()) == 1
     assert message in error
     assert not (tmp_path / "out").exists()
+
+
+def test_columns_of_any_name_are_analysed(
+    runs: dict[str, Path], data: Path, tmp_path: Path, blank_picture: None
+) -> None:
+    table = tmp_path / "table.jsonl"
+    write_jsonl(
+        table, ({"ask": record.messages[-2]["content"], "said": record.answer} for record in read_records(data))
+    )
+    of_table, _ = analysed([runs["llm"]], table, tmp_path / "table", "--columns", "ask", "said")
+    of_chats, _ = analysed([runs["llm"]], data, tmp_path / "chats")
+    assert of_table[0]["numbers"]["pairs"] == of_chats[0]["numbers"]["pairs"] == 12

@@ -11,6 +11,7 @@ import pytest
 
 from stepjepa.base.errors import UserError
 from stepjepa.cli.main import main
+from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.sources import read_records
 from stepjepa.store.record import read_run
 
@@ -128,3 +129,11 @@ def test_bare_text_is_named_twice(tmp_path: Path, capsys: Any) -> None:
 def test_a_folder_is_no_input_file(tmp_path: Path, capsys: Any) -> None:
     assert main(["prepare", "chat", "--input_file", str(tmp_path), "--output_file", str(tmp_path / "out.jsonl")]) == 2
     assert f"{tmp_path}: is a folder; name it as --dataset, or a file in it\n" in capsys.readouterr().err
+
+
+def test_bare_texts_are_embedded_by_their_column(table: Path) -> None:
+    bad = BadRecords(settings=("bad_records", "column"))
+    with pytest.raises(
+        UserError, match=r"said\); name the `column` of bare texts, or name the two prompt and completion$"
+    ):
+        read_records(table, bad=bad)

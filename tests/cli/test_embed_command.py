@@ -280,7 +280,10 @@ def test_a_column_without_a_usual_name_is_renamed(folder: Path, tmp_path: Path, 
     """``embed`` has no flag for the two columns of a record."""
     write_jsonl(tmp_path / "in.jsonl", [{"Frage": "a", "Antwort": "b"}])
     assert embed(folder, "separate", str(tmp_path / "in.jsonl"), tmp_path / "e.npy") == 2
-    assert "(there is Frage, Antwort); name the two prompt and completion" in capsys.readouterr().err
+    assert (
+        "(there is Frage, Antwort); name the --column of bare texts, or name the two prompt and completion"
+        in capsys.readouterr().err
+    )
     write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a", "completion": "b"}])
     assert embed(folder, "separate", str(tmp_path / "in.jsonl"), tmp_path / "e.npy") == 0
 

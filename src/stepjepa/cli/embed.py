@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> JsonObject:
         raise UserError("`output_file` is the file of `linear_map`; name another", path=args.output_file)
     reading = from_args(ReadingSettings, args)
     reading.check(args.model_path)
-    bad = BadRecords(args.bad_records, settings=("bad_records",))
+    bad = BadRecords(args.bad_records, settings=("bad_records", "column"))
     jepa, map_bad = reading.load(args.model_path), BadRecords(args.bad_records, settings=("bad_records",))
     options = reading_options(reading, jepa, args.model_path, bad=map_bad, cache=not args.no_cache)
     embedder, start = make_embedder(jepa, args.side, {**options, "raw": args.raw}), time.perf_counter()

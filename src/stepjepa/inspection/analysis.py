@@ -50,6 +50,9 @@ class AnalysisSettings:
     model_path: list[str] = option(help="run, checkpoint or adapter folders, or hub ids", group="files", metavar="PATH")
     test_file: str = option(help="JSON lines with 'messages'", group="files", metavar="FILE")
     output_dir: str = option(help="folder of the numbers, the data and the pictures", group="files", metavar="DIR")
+    columns: list[str] | None = option(
+        None, "column names of prompt and answer (recognised by their usual names)", group="files", metavar="NAME"
+    )
     overwrite: bool = option(False, "replace an earlier analysis in `output_dir`", group="files")
     views: Literal["llm-jepa", "step-jepa"] | None = option(None, "kind of views", group=_VIEWS)
     pairs: Literal["first", "all"] | None = option(
@@ -104,7 +107,9 @@ def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     for path in settings.model_path:
         check_trained(path)
     configs = zip(settings.model_path, choose_configs(settings), strict=True)
-    digest, records = fingerprint(settings.test_file), read_records(settings.test_file, bad=BadRecords())
+    bad = BadRecords(settings=("columns",))
+    digest = fingerprint(settings.test_file)
+    records = read_records(settings.test_file, bad=bad, columns=settings.columns)
     tell_unused(records)
     sample = {index: records[index] for index in sampled(len(records), settings.max_examples, settings.seed).tolist()}
     models = [_embed_model(path, config, sample, settings) for path, config in configs]
