@@ -14,5 +14,5 @@ def base_as_trained(folder: File, base: str) -> str:
     no directory, or nothing is there, as after a move to another machine; a hub id is unchanged, too.
     """
     starts = (json_at(place / _RUN).get("directory") for place in (Path(folder), Path(folder).parent))
-    found = (Path(start) / base for start in starts if isinstance(start, str) and start)
-    return next((str(path) for path in found if path.is_dir()), base)
+    named = (Path(start) / base for start in starts if isinstance(start, str) and start)
+    return next((str(path) for path in named if path.is_dir()), base)

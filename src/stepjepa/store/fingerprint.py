@@ -44,8 +44,8 @@ def _base_folder(folder: Path) -> Path | None:
     """Return the folder of the base model of an adapter; None if there is no such folder, or no adapter."""
     # A damaged configuration is reported when the model is loaded; an adapter that names itself has no other base.
     base = json_at(folder / "adapter_config.json").get("base_model_name_or_path")
-    found = Path(base_as_trained(folder, base)) if isinstance(base, str) and base else folder
-    return found if found.is_dir() and found.resolve() != folder.resolve() else None
+    place = Path(base_as_trained(folder, base)) if isinstance(base, str) and base else folder
+    return place if place.is_dir() and place.resolve() != folder.resolve() else None
 
 
 def tell_changed_base(model_path: File, before: str | None) -> None:
