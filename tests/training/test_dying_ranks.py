@@ -70,6 +70,7 @@ def test_a_line_that_one_process_can_not_read_is_told_once(material: Path, tmp_p
         assert not run.exists() or not [*run.iterdir()]
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_before_training_leaves_none_waiting(material: Path, tmp_path: Path) -> None:
     train = ["train", *kills.train_flags(material, STEPS), "--output_dir", tmp_path / "run"]
     ended, output = together(train, tmp_path / "log", fault=(1, "stops", 0))
