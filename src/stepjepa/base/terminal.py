@@ -1,4 +1,4 @@
-"""Output for people and programs: rows and durations, JSON documents; colours and labels of figures."""
+"""Output for people and programs: notes, rows, durations and JSON documents; the colours of figures."""
 
 import io
 import json
@@ -15,7 +15,6 @@ from stepjepa.base.errors import visible
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8577")
 """Colours of series that colour-blind readers can distinguish (Okabe and Ito, without black and yellow, and a grey)."""
-
 
 MARKED = ("⟦", "⟧")
 """Marks around a part of a text; on a terminal the part is green instead, unless NO_COLOR is set."""

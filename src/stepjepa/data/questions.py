@@ -1,4 +1,4 @@
-"""Hashes of questions, by which an evaluation recognises questions that were trained on; drawing held-out ones."""
+"""Hashes of questions: an evaluation recognises trained questions by them, and a split keeps equal ones together."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,9 +27,6 @@ from stepjepa.models.encode import encode
 from stepjepa.models.shrinking import VOCABULARY, shrink
 from stepjepa.models.varlen_attention import refusals
 from stepjepa.views.sequences import Ids, SampledRecord, TokenizedRecord
-
-if TYPE_CHECKING:
-    pass
 
 # Largest relative difference between states that counts as rounding.
 ROUNDING = 1e-3
