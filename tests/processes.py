@@ -25,7 +25,7 @@ from transformers import TrainingArguments
 import tiny
 from own_term import Margin, NextLatent, objective_with
 from stepjepa.batch.dataset import StepSampler
-from stepjepa.batch.mask import Calls, Kernel, Ragged
+from stepjepa.batch.mask import Calls, Kernel, VarlenSegments
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import PredictorHead, attach_heads, load_heads, save_heads
 from stepjepa.models.attention import enable_trees
@@ -69,14 +69,14 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "a contrastive distance of one's own": {"mode": "llm-jepa"},
     "infonce, grouped by prompt": {"mode": "llm-jepa", "jepa_loss_type": "infonce"},
     "infonce, calls of segments": {"mode": "llm-jepa", "jepa_loss_type": "infonce", "layout": "branched"},
-    "all steps, one ragged call": {"mode": "step-jepa", "pairs": "all"},
+    "all steps, one varlen call": {"mode": "step-jepa", "pairs": "all"},
 }
 
 # Those that 'make test' runs: of labels and pairs, of some steps alone, with modules, of all pairs in one call.
-FEW = ["cosine, half of the steps", "mlp head, stp", "infonce, calls of segments", "all steps, one ragged call"]
+FEW = ["cosine, half of the steps", "mlp head, stp", "infonce, calls of segments", "all steps, one varlen call"]
 
 # By what an objective runs trees, where it is not whatever is fastest.
-KERNELS: dict[str, Kernel] = {"infonce, calls of segments": "calls", "all steps, one ragged call": "ragged"}
+KERNELS: dict[str, Kernel] = {"infonce, calls of segments": "calls", "all steps, one varlen call": "varlen"}
 
 
 # Which model an objective is run on, where it is no Llama.
@@ -156,7 +156,7 @@ def _trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tenso
     )
     if name in KERNELS:
         trees = trainer.data_collator(trainer.prepared.dataset[index] for index in range(3)).trees
-        assert type(trees.segments) is {"calls": Calls, "ragged": Ragged}[KERNELS[name]]
+        assert type(trees.segments) is {"calls": Calls, "varlen": VarlenSegments}[KERNELS[name]]
     trainer.train()
     if name not in OF_MICRO_BATCHES:  # two processes cut held-out records into other batches
         trainer.evaluate()

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from stepjepa.batch.mask import Ragged, Trees, static_length
+from stepjepa.batch.mask import Trees, VarlenSegments, static_length
 from stepjepa.batch.pack import pack_passes
-from stepjepa.batch.segments import ragged
+from stepjepa.batch.segments import varlen_segments
 from stepjepa.models import attention, segment_attention, varlen_attention
 from stepjepa.models.cross_entropy import states_at_once, summed_cross_entropy
 from stepjepa.objectives.monitors import MetricWindow
@@ -76,10 +76,10 @@ def packed(world: World, tokens: int, record: int) -> Packed:
 
     prompts = [ids(2 * piece) for _ in range(max(tokens // (5 * piece), 1))]
     sequences = [TokenSequence(np.r_[prompt, ids(piece)]) for prompt in prompts for _ in range(3)]
-    rows = pack_passes(sequences, row_length=10**6, kernel="ragged", one_pass=True)[0]
+    rows = pack_passes(sequences, row_length=10**6, kernel="varlen", one_pass=True)[0]
     assert rows.segments is not None
     start, end, positions = (torch.from_numpy(each).to(world.device) for each in (rows.start, rows.end, rows.positions))
-    trees = Trees(start, end, positions, False, ragged(rows.segments).to(torch.device(world.device)))
+    trees = Trees(start, end, positions, False, varlen_segments(rows.segments).to(torch.device(world.device)))
     width = rows.ids.shape[1]
 
     def states(number: int) -> torch.Tensor:
@@ -97,7 +97,7 @@ def attention_pieces(world: World, result: Result) -> None:
     for tokens, record in points:
         row = packed(world, tokens, record)
         query, key, value = row.query, row.key, row.value
-        assert isinstance(row.trees.segments, Ragged)
+        assert isinstance(row.trees.segments, VarlenSegments)
         index = row.trees.segments.key_index
         assert index is not None
         measured: dict[str, Any] = {"width": row.width, "keys gathered": len(index)}
@@ -128,8 +128,8 @@ def attention_pieces(world: World, result: Result) -> None:
             except Exception as error:  # of any kind, so that the others still run
                 measured[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
 
-        mask = varlen_attention.RaggedMask(row.trees.position_ids[0], row.trees.segments, None)
-        measure("segments", lambda: varlen_attention.ragged_forward(layer, query, key, value, mask)[0])
+        mask = varlen_attention.VarlenMask(row.trees.position_ids[0], row.trees.segments, None)
+        measure("segments", lambda: varlen_attention.varlen_forward(layer, query, key, value, mask)[0])
         rows = torch.cat([segment_attention._rows(key), segment_attention._rows(value)], 1).detach().requires_grad_()
         measure("its gather alone", lambda: segment_attention.gather(rows, index))
         measure("its gather, index_select", lambda: rows.index_select(0, index))

@@ -12,7 +12,7 @@ from slow_trees import random_sequences
 from stepjepa.batch.costs import Costs, causal_share
 from stepjepa.batch.mask import Calls, Kernel, Trees, dense
 from stepjepa.batch.pack import Rows, pack_passes
-from stepjepa.batch.segments import Segment, add_segments, calls, cheapest_calls, ragged
+from stepjepa.batch.segments import Segment, add_segments, calls, cheapest_calls, varlen_segments
 from stepjepa.views.sequences import TokenSequence
 
 COSTS = {
@@ -28,7 +28,7 @@ def sequence(*ids: int, start: list[int] | None = None) -> TokenSequence:
 
 
 def one_row(sequences: list[TokenSequence], **options: Any) -> Rows:
-    (rows,) = pack_passes(sequences, row_length=10**6, **{"kernel": "ragged", **options})
+    (rows,) = pack_passes(sequences, row_length=10**6, **{"kernel": "varlen", **options})
     return rows
 
 
@@ -74,12 +74,12 @@ def test_calls_show_what_the_mask_shows(seed: int, isolated: bool, name: str) ->
 
 @pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_ragged_segments_show_what_the_mask_shows(seed: int, isolated: bool) -> None:
+def test_varlen_segments_show_what_the_mask_shows(seed: int, isolated: bool) -> None:
     rows = one_row(random_sequences(seed, isolated=isolated, vocabulary=3))
     if not rows.branches:
         pytest.skip("a single path")
     assert rows.segments is not None
-    made = ragged(rows.segments)
+    made = varlen_segments(rows.segments)
     bounds, key_bounds = made.query_bounds.tolist(), made.key_bounds.tolist()
     assert bounds[-1] == rows.ids.size
     columns = list(range(bounds[-1])) if made.key_index is None else made.key_index.tolist()
@@ -142,7 +142,7 @@ def test_segments_run_where_they_are_faster(prompt: int, kernel: Kernel, wanted:
 
 def test_passes_by_segments_hold_at_most_so_many_tokens() -> None:
     ids = [[*range(7), *range(20 + 10 * each, 30 + 10 * each)] for each in range(5)]
-    given = {"row_length": 10**6, "kernel": "ragged", "pass_length": 31}
+    given = {"row_length": 10**6, "kernel": "varlen", "pass_length": 31}
     passes = pack_passes([sequence(*each) for each in ids], **given)  # type: ignore[arg-type]
     assert [rows.ids.shape for rows in passes] == [(1, 27), (1, 27), (1, 17)]
     assert [rows.ids.shape for rows in pack_passes([sequence(*each) for each in ids], **given, one_pass=True)] == [
@@ -155,7 +155,7 @@ def test_one_variable_length_call_shares_what_is_worth_gathering(common: int, *,
     """Two sequences of 31 tokens save 1 or 20 of 62: where that is little, no key is gathered."""
     beginning = range(3, 3 + common)
     first, second = ([*beginning, *range(start, start + 31 - common)] for start in (100, 200))
-    (rows,) = pack_passes([sequence(*first), sequence(*second)], row_length=10**6, kernel="ragged")
+    (rows,) = pack_passes([sequence(*first), sequence(*second)], row_length=10**6, kernel="varlen")
     assert rows.segments is not None
-    assert (ragged(rows.segments).key_index is not None) == shared
+    assert (varlen_segments(rows.segments).key_index is not None) == shared
     assert rows.ids.size == 62 - common * shared

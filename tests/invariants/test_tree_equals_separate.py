@@ -38,7 +38,7 @@ SEGMENTED: dict[str, dict[str, Any]] = {
     "calls": {"kernel": "calls", "costs": Costs(1.0, 1.0)},
     "one call": {"kernel": "calls", "costs": Costs(1.0, 1.0, call=1e9)},
     "whole paths": {"kernel": "calls", "costs": Costs(1.0, 0.0, call=1.0)},
-    "ragged": {"kernel": "ragged"},
+    "varlen": {"kernel": "varlen"},
 }
 # Plain and grouped keys, a window, values of another size than keys; the others run one form.
 EVERY_FORM = ("llama", "gpt2", "gemma3_window", "minicpm3")

@@ -26,7 +26,7 @@ EACH = Costs(1.0, 1.0)
 
 
 def mask_of(seed: int, rule: Any) -> SegmentMask:
-    (rows,) = pack_passes(random_sequences(seed, vocabulary=3), row_length=10**6, kernel="ragged")
+    (rows,) = pack_passes(random_sequences(seed, vocabulary=3), row_length=10**6, kernel="varlen")
     assert rows.segments is not None
     made = calls(rows.segments, EACH)
     trees = Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)), segments=made)

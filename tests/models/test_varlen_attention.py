@@ -14,26 +14,26 @@ from transformers.masking_utils import chunked_causal_mask_function, sliding_win
 import tiny
 from slow_trees import random_sequences
 from stepjepa.batch.pack import pack_passes
-from stepjepa.batch.segments import ragged
+from stepjepa.batch.segments import varlen_segments
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models import varlen_attention
 from stepjepa.models.attention import SDPA, SEGMENTS, VARLEN, enable_trees, segment_kernel
 from stepjepa.models.probe import probe
-from stepjepa.models.varlen_attention import RaggedMask, VarlenCall, ragged_forward, refusals, segment_by_segment
+from stepjepa.models.varlen_attention import VarlenCall, VarlenMask, refusals, segment_by_segment, varlen_forward
 from stepjepa.objectives.packing import packing
 
 ModelFactory = Callable[..., Any]
 NO_LAYER = torch.nn.Identity()
 
 
-def mask_of(seed: int, rule: Any, *, shared: bool = True) -> RaggedMask:
+def mask_of(seed: int, rule: Any, *, shared: bool = True) -> VarlenMask:
     sequences = random_sequences(seed, vocabulary=3 if shared else 97)
     groups = None if shared else range(len(sequences))
-    (rows,) = pack_passes(sequences, row_length=10**6, kernel="ragged", groups=groups)
+    (rows,) = pack_passes(sequences, row_length=10**6, kernel="varlen", groups=groups)
     assert rows.segments is not None
-    made = ragged(rows.segments)
+    made = varlen_segments(rows.segments)
     assert (made.key_index is not None) == shared
-    return RaggedMask(torch.from_numpy(rows.positions)[0], made, rule)
+    return VarlenMask(torch.from_numpy(rows.positions)[0], made, rule)
 
 
 def attended(query: Tensor, keys: Tensor, values: Tensor, call: VarlenCall) -> Tensor:
@@ -85,7 +85,7 @@ def test_output_and_gradients_are_those_of_each_segment(
     sizes = ((count, 8), (groups, 8), (groups, of_value))
     states = [torch.randn(1, number, length, size, generator=draw, requires_grad=True) for number, size in sizes]
     weights = torch.randn(1, length, count, of_value, generator=draw)
-    output, _ = ragged_forward(NO_LAYER, *states, mask, scaling=0.4, sliding_window=window)
+    output, _ = varlen_forward(NO_LAYER, *states, mask, scaling=0.4, sliding_window=window)
     expected = segment_by_segment(*states, mask, scaling=0.4)
     tiny.assert_same(output, expected)
     for actual, wanted in zip(
@@ -116,7 +116,7 @@ def test_on_cuda(
     for dtype in (torch.bfloat16, torch.float64):
         inputs = [each.to(dtype).requires_grad_() for each in states]
         if dtype == torch.bfloat16:
-            output = ragged_forward(NO_LAYER, *inputs, mask, scaling=0.4, sliding_window=window)[0]
+            output = varlen_forward(NO_LAYER, *inputs, mask, scaling=0.4, sliding_window=window)[0]
         else:
             output = segment_by_segment(*inputs, mask, scaling=0.4)
         gradients = torch.autograd.grad((output * weights.to(dtype)).sum(), inputs)
@@ -129,7 +129,7 @@ def test_on_cuda(
 def test_without_a_scale_it_is_that_of_sdpa() -> None:
     mask, draw = mask_of(2, None), torch.Generator().manual_seed(5)
     states = [torch.randn(1, 3, len(mask.positions), 8, generator=draw) for _ in range(3)]
-    tiny.assert_same(ragged_forward(NO_LAYER, *states, mask)[0], segment_by_segment(*states, mask))
+    tiny.assert_same(varlen_forward(NO_LAYER, *states, mask)[0], segment_by_segment(*states, mask))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_layers_on_another_device_get_the_mask_there(monkeypatch: pytest.MonkeyP
     mask = mask_of(2, None)
     states = torch.zeros(1, 3, len(mask.positions), 8, device="meta")
     for _ in range(2):
-        assert ragged_forward(NO_LAYER, states, states, states, mask)[0].device.type == "meta"
+        assert varlen_forward(NO_LAYER, states, states, states, mask)[0].device.type == "meta"
     first, second = ([each for each in call.segments if isinstance(each, Tensor)] for call in calls)
     assert {each.device.type for each in first} == {"meta"}
     assert all(one is other for one, other in zip(first, second, strict=True))
@@ -193,7 +193,7 @@ def test_numbers_of_a_head_are_behind_each_other_before_and_after(monkeypatch: p
     query, key, value = (
         torch.randn(1, 3, size, len(mask.positions), generator=draw).transpose(2, 3) for size in (8, 8, 5)
     )
-    output, _ = ragged_forward(NO_LAYER, query, key, value, mask)
+    output, _ = varlen_forward(NO_LAYER, query, key, value, mask)
     tiny.assert_same(output.view(1, len(mask.positions), 15), segment_by_segment(query, key, value, mask).flatten(2))
 
 
@@ -223,7 +223,7 @@ def test_what_flash_attention_does_not_compute_runs_by_segments(
     mask, draw = mask_of(2, None), torch.Generator().manual_seed(3)
     query, key, value = (torch.randn(1, 3, len(mask.positions), n, generator=draw) for n in (size, size, of_value))
     with refusals() as reasons:
-        output, _ = ragged_forward(NO_LAYER, query, key, value, mask, **options)
+        output, _ = varlen_forward(NO_LAYER, query, key, value, mask, **options)
     assert [reason is not None] == [bool(reasons)]
     assert all(str(reason) in each for each in reasons)
     if not options:
@@ -248,8 +248,8 @@ def test_the_probe_finds_which_models_flash_attention_computes(
 def test_which_attention_runs_where(tiny_model: ModelFactory) -> None:
     for name, segments, wanted, kernels in [
         (None, False, SDPA, ("mask", "mask", "mask")),
-        (None, True, SEGMENTS, ("cheapest", "mask", "ragged")),
-        (VARLEN, True, VARLEN, ("cheapest", "ragged", "ragged")),
+        (None, True, SEGMENTS, ("cheapest", "mask", "varlen")),
+        (VARLEN, True, VARLEN, ("cheapest", "varlen", "varlen")),
         (VARLEN, False, SDPA, ("mask", "mask", "mask")),
     ]:
         model = tiny_model("llama")
@@ -265,8 +265,8 @@ def test_which_attention_runs_where(tiny_model: ModelFactory) -> None:
     ("dtype", "autocast", "options", "kernel"),
     [
         (torch.float32, None, {}, "mask"),
-        (torch.float32, torch.bfloat16, {}, "ragged"),
-        (torch.float16, None, {}, "ragged"),
+        (torch.float32, torch.bfloat16, {}, "varlen"),
+        (torch.float16, None, {}, "varlen"),
         (torch.float32, torch.bfloat16, {"attention_dropout": 0.1}, "mask"),
     ],
 )
@@ -280,7 +280,7 @@ def test_sixteen_bits_on_a_gpu_take_it(
 
 
 @pytest.mark.parametrize(
-    ("built", "capability", "kernel"), [(True, (8, 0), "ragged"), (True, (7, 5), "mask"), (False, (9, 0), "mask")]
+    ("built", "capability", "kernel"), [(True, (8, 0), "varlen"), (True, (7, 5), "mask"), (False, (9, 0), "mask")]
 )
 def test_a_device_or_a_torch_without_flash_attention_takes_a_mask(
     built: bool, capability: tuple[int, int], kernel: str, tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch

@@ -73,7 +73,7 @@ def test_rows_are_packed_for_the_accelerator_that_the_model_will_move_to(
 @pytest.mark.slow
 # torch.compile looks at gradients of tensors that have none, and its own code uses what is deprecated.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("kernel", ["mask", "ragged"])
+@pytest.mark.parametrize("kernel", ["mask", "varlen"])
 def test_a_compiled_model_gives_the_same_loss_and_gradients(kernel: Kernel, tiny_tokenizer: Any) -> None:
     model, jepa = prepared(tiny_tokenizer)
     jepa.__dict__["collator"] = replace(jepa.collator, kernel=kernel, costs=None)

@@ -54,7 +54,7 @@ def test_processes_run_one_pass_each_and_a_gpu_no_calls(tiny_model: ModelFactory
 
 
 @pytest.mark.parametrize(
-    ("attention", "on_cpu", "on_gpu"), [("tree_sdpa", "mask", "mask"), ("tree_varlen", "cheapest", "ragged")]
+    ("attention", "on_cpu", "on_gpu"), [("tree_sdpa", "mask", "mask"), ("tree_varlen", "cheapest", "varlen")]
 )
 def test_attention_by_name(attention: str, on_cpu: str, on_gpu: str, tiny_model: ModelFactory) -> None:
     model = tiny_model("llama", attention)

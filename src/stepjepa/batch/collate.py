@@ -15,7 +15,7 @@ from stepjepa.batch.costs import Costs
 from stepjepa.batch.mask import Kernel
 from stepjepa.batch.micro_batch import Batch, BatchRecords, segment_values
 from stepjepa.batch.pack import Rows, pack_passes
-from stepjepa.batch.segments import calls, ragged
+from stepjepa.batch.segments import calls, varlen_segments
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.views.layouts import LAYOUTS, ReadoutOptions
 from stepjepa.views.sequences import Ids, Kind, Numbers, SampledRecord, TokenSequence, hash_tokens, main_sequence
@@ -139,7 +139,7 @@ class Collator:
             pad_id=self.pad_id,
         )
         paths = passes[0].paths
-        batch, *further = (_inputs(rows, None if self.kernel == "ragged" else self.costs) for rows in passes)
+        batch, *further = (_inputs(rows, None if self.kernel == "varlen" else self.costs) for rows in passes)
         batch.update(self._labels(sequences, paths) | _readouts(owners, sequences, paths))
         if further:
             batch["further"] = further
@@ -270,7 +270,7 @@ def _inputs(rows: Rows, costs: Costs | None) -> Batch:
     batch |= _tensors(position_ids=rows.positions, start=rows.start, end=rows.end)
     batch["isolates"] = bool(rows.start.any())
     if rows.segments is not None:
-        batch |= segment_values(ragged(rows.segments) if costs is None else calls(rows.segments, costs))
+        batch |= segment_values(varlen_segments(rows.segments) if costs is None else calls(rows.segments, costs))
     return batch
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Kernel = Literal["mask", "calls", "ragged", "cheapest"]
+Kernel = Literal["mask", "calls", "varlen", "cheapest"]
 """The form of attention on trees: a mask of the whole row, a few calls of segments, one variable-length call, or the
 faster one of mask and calls for each micro-batch."""
 
@@ -77,7 +77,7 @@ class CallShapes:
     shapes: tuple[CallShape, ...]
 
 
-class Ragged(NamedTuple):
+class VarlenSegments(NamedTuple):
     """All segments of a row as one variable-length call; the queries of all segments are the row itself."""
 
     query_bounds: Tensor  # [S + 1] int32: where the queries of each segment begin, and T
@@ -103,7 +103,7 @@ class Trees(NamedTuple):
     end: Tensor
     position_ids: Tensor  # for rules that count distance, such as sliding windows
     isolates: bool = False  # some `start` is not 0
-    segments: Calls | Ragged | None = None  # of a single row whose attention runs by segments
+    segments: Calls | VarlenSegments | None = None  # of a single row whose attention runs by segments
 
 
 def tree_rule(trees: Trees) -> Rule:

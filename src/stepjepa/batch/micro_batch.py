@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stepjepa.base.counting import counted
-from stepjepa.batch.mask import Calls, CallShapes, Ragged, Trees
+from stepjepa.batch.mask import Calls, CallShapes, Trees, VarlenSegments
 from stepjepa.views.sequences import Ids, Kind, Numbers
 
 
@@ -114,8 +114,8 @@ class Batch(dict[str, BatchValue]):
         return Trees(start, end, positions, self._get("isolates", bool), self._segments)
 
     @property
-    def _segments(self) -> Calls | Ragged | None:
-        """The segments of the batch: calls on a CPU, a ragged call on a GPU, None under a mask."""
+    def _segments(self) -> Calls | VarlenSegments | None:
+        """The segments of the batch: calls on a CPU, a varlen call on a GPU, None under a mask."""
         if "shapes" in self:
             names = ("query_index", "key_index", "query_count", "key_count", "output_index")
             return Calls(self._get("shapes", CallShapes).shapes, *(self._get(name, Tensor) for name in names))
@@ -123,7 +123,7 @@ class Batch(dict[str, BatchValue]):
             queries, keys = (self._get(name, Tensor) for name in ("query_bounds", "key_bounds"))
             most_queries, most_keys, scores = (self._get(name, int) for name in ("most_queries", "most_keys", "scores"))
             index = self._get("key_index", Tensor) if "key_index" in self else None
-            return Ragged(queries, keys, most_queries, most_keys, scores, index)
+            return VarlenSegments(queries, keys, most_queries, most_keys, scores, index)
         return None
 
     @property
@@ -224,7 +224,7 @@ class Batch(dict[str, BatchValue]):
         return self._get("records", BatchRecords)
 
 
-def segment_values(segments: Calls | Ragged) -> Batch:
+def segment_values(segments: Calls | VarlenSegments) -> Batch:
     """Return the keys of a batch that hold the segments of its row, as :attr:`Batch.trees` reads them.
 
     Every field is a key of its own, since only tensors that are values of the batch are moved to a device.

@@ -96,7 +96,7 @@ def pack_passes(
     if not sequences:
         return [_padding(pad_id)]
     ordered = _SortedSequences(sequences, groups, pad_id)
-    if kernel == "ragged" and not one_each and ordered.saved < WORTH_GATHERING:
+    if kernel == "varlen" and not one_each and ordered.saved < WORTH_GATHERING:
         # Each sequence is a group of its own, so that none shares a prefix.
         ordered = _SortedSequences(sequences, range(len(sequences)), pad_id)
     passes = ordered.passes_of_rows(row_length, None if one_pass else costs, one_each=one_each)

@@ -3,7 +3,7 @@
 In preorder a row falls into **segments**, runs of tokens each of which is the child of the one before: what each
 sequence adds to the tree. The queries of a segment see the keys of their root path and, causally, themselves. That is
 ordinary attention of n queries over m >= n keys, aligned at the end. Segments of like size are one call on a CPU
-(``Calls``); a GPU runs all of them as one variable-length call (``Ragged``).
+(``Calls``); a GPU runs all of them as one variable-length call (``VarlenSegments``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stepjepa.batch.costs import Costs
 from stepjepa.batch.cutting import cheapest_parts
-from stepjepa.batch.mask import Calls, CallShape, Ragged
+from stepjepa.batch.mask import Calls, CallShape, VarlenSegments
 from stepjepa.views.sequences import Ids, Numbers
 
 
@@ -144,7 +144,7 @@ def calls(segments: Segments, costs: Costs) -> Calls:
 # -- On a GPU: one call ------------------------------------------------------------------------------------------------
 
 
-def ragged(segments: Segments) -> Ragged:
+def varlen_segments(segments: Segments) -> VarlenSegments:
     """Return the bounds and keys of a variable-length call, in preorder."""
 
     def bounds(sizes: Numbers) -> Tensor:
@@ -154,7 +154,7 @@ def ragged(segments: Segments) -> Ragged:
     index = np.concatenate(segments.paths)
     # Where nothing is shared every segment is its own path, and no key need be gathered.
     is_unshared = len(index) == int(queries.sum()) and bool((index == np.arange(len(index))).all())
-    return Ragged(
+    return VarlenSegments(
         bounds(queries),
         bounds(keys),
         int(queries.max()),

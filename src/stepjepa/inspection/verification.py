@@ -206,7 +206,7 @@ def _forms(subject: Subject) -> list[tuple[str, Kernel]]:
     if by_segments:
         forms.append(("by segments", "calls"))
     if by_segments and probe(subject.model).varlen:
-        forms.append(("by segments in one call", "ragged"))
+        forms.append(("by segments in one call", "varlen"))
     return forms
 
 

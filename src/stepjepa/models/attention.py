@@ -27,9 +27,9 @@ from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_ma
 from stepjepa.batch.mask import (
     BLOCK,
     Kernel,
-    Ragged,
     Rule,
     Trees,
+    VarlenSegments,
     blocks,
     combined_rule,
     dense,
@@ -38,7 +38,7 @@ from stepjepa.batch.mask import (
     tree_rule,
 )
 from stepjepa.models.segment_attention import SegmentMask, segment_forward, segment_mask
-from stepjepa.models.varlen_attention import RaggedMask, ragged_forward
+from stepjepa.models.varlen_attention import VarlenMask, varlen_forward
 
 SDPA, EAGER = "tree_sdpa", "tree_eager"
 SEGMENTS, VARLEN = "tree_segments", "tree_varlen"
@@ -105,7 +105,7 @@ def segment_kernel(model: PreTrainedModel, device_type: str, *, varlen: bool) ->
         return "mask"
     if device_type == "cpu":
         return "cheapest"
-    return "ragged" if varlen or attention == VARLEN else "mask"
+    return "varlen" if varlen or attention == VARLEN else "mask"
 
 
 # -- Dense masks -------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def segment_kernel(model: PreTrainedModel, device_type: str, *, varlen: bool) ->
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 """Attention of a layer, with the signature that transformers calls: module, query, key, value, mask, options."""
 
-Mask = Tensor | BlockMask | SegmentMask | RaggedMask | None
+Mask = Tensor | BlockMask | SegmentMask | VarlenMask | None
 """The mask argument of a layer, in any of the forms of attention here."""
 
 
@@ -296,10 +296,10 @@ def _flex_or(
     return forward(module, *states_and_mask, **kwargs)
 
 
-def _additive_or_segments(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor | SegmentMask | RaggedMask:
+def _additive_or_segments(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor | SegmentMask | VarlenMask:
     """Return the mask of a row that runs by segments, or of rows under an additive mask."""
-    if isinstance(trees.segments, Ragged):
-        return RaggedMask(trees.position_ids[0], trees.segments, rule)
+    if isinstance(trees.segments, VarlenSegments):
+        return VarlenMask(trees.position_ids[0], trees.segments, rule)
     if trees.segments is not None:
         return segment_mask(trees, trees.segments, rule, dtype)
     return _fused(trees, rule, dtype)
@@ -309,9 +309,9 @@ def _sdpa_or_segments(module: nn.Module, *states_and_mask: object, **kwargs: obj
     """Run attention by segments under their masks, else sdpa."""
     mask = states_and_mask[-1]
     forward: Attention = _sdpa
-    if isinstance(mask, SegmentMask | RaggedMask):
+    if isinstance(mask, SegmentMask | VarlenMask):
         _refuse_scores(kwargs)
-        forward = segment_forward if isinstance(mask, SegmentMask) else ragged_forward
+        forward = segment_forward if isinstance(mask, SegmentMask) else varlen_forward
     return forward(module, *states_and_mask, **kwargs)
 
 

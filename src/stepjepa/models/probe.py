@@ -145,7 +145,7 @@ def _tree_fault(small: PreTrainedModel, sequences: Sequence[Ids], alone: Sequenc
     return None
 
 
-SEGMENT_KERNELS: tuple[Kernel, Kernel] = ("calls", "ragged")
+SEGMENT_KERNELS: tuple[Kernel, Kernel] = ("calls", "varlen")
 """The forms of attention by segments that ``Findings.segments`` and ``Findings.varlen`` stand for, in this order."""
 
 

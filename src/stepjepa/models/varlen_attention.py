@@ -16,29 +16,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from stepjepa.batch.mask import Ragged, Rule
+from stepjepa.batch.mask import Rule, VarlenSegments
 
 HALF = (torch.bfloat16, torch.float16)
 """Dtypes in which FlashAttention computes."""
 
 
-class RaggedMask:
+class VarlenMask:
     """The mask argument of layers whose attention is one variable-length call; ``rule`` is the model's own.
 
     It is no tensor, so libraries pass it on as it is; a layer on another device asks for its copy there.
     """
 
-    def __init__(self, positions: Tensor, segments: Ragged, rule: Rule | None) -> None:
+    def __init__(self, positions: Tensor, segments: VarlenSegments, rule: Rule | None) -> None:
         self.positions, self.segments, self.rule = positions, segments, rule
         self._windows: dict[int, int | None] = {}  # results of :meth:`window`, which every layer asks for
-        self._copies: dict[torch.device, RaggedMask] = {}
+        self._copies: dict[torch.device, VarlenMask] = {}
 
-    def on(self, device: torch.device) -> RaggedMask:
+    def on(self, device: torch.device) -> VarlenMask:
         """Return the mask with its tensors on the device of a layer, for models spread over several devices."""
         if device == self.positions.device:
             return self
         if device not in self._copies:
-            self._copies[device] = RaggedMask(self.positions.to(device), self.segments.to(device), self.rule)
+            self._copies[device] = VarlenMask(self.positions.to(device), self.segments.to(device), self.rule)
         return self._copies[device]
 
     def window(self, wanted: int | None) -> int | None:
@@ -81,12 +81,12 @@ def refusals() -> Iterator[list[str]]:
         _refused.reset(token)
 
 
-def ragged_forward(
+def varlen_forward(
     _module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: RaggedMask,
+    attention_mask: VarlenMask,
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -143,7 +143,7 @@ def _refusal(window: int | None, size: int, of_value: int, dropout: float) -> st
     """Return why FlashAttention has no variable-length call for a layer; None if it has one.
 
     Args:
-        window: of :meth:`RaggedMask.window`.
+        window: of :meth:`VarlenMask.window`.
         size: width of a head of queries and keys.
         of_value: width of a head of values.
         dropout: probability of dropping an attention weight.
@@ -159,15 +159,22 @@ def _refusal(window: int | None, size: int, of_value: int, dropout: float) -> st
 class VarlenCall(NamedTuple):
     """The arguments of a variable-length call beside its tensors."""
 
-    segments: Ragged
+    segments: VarlenSegments
     scale: float
     window: int  # most keys that a query sees, itself included; -1 for all
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, int, int, float, bool]:
         """The kernel's bounds, longest segment and path, dropout, and whether it is causal without a window."""
-        ragged = self.segments
-        return ragged.query_bounds, ragged.key_bounds, ragged.most_queries, ragged.most_keys, 0.0, self.window < 0
+        segments = self.segments
+        return (
+            segments.query_bounds,
+            segments.key_bounds,
+            segments.most_queries,
+            segments.most_keys,
+            0.0,
+            self.window < 0,
+        )
 
     @property
     def named(self) -> dict[str, float]:
@@ -248,9 +255,9 @@ def _summed(gradient: Tensor, index: Tensor | None, states: Tensor) -> Tensor:
 
 
 def segment_by_segment(
-    query: Tensor, key: Tensor, value: Tensor, mask: RaggedMask, *, scaling: float | None = None, dropout: float = 0.0
+    query: Tensor, key: Tensor, value: Tensor, mask: VarlenMask, *, scaling: float | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Compute attention of one segment after the other, to ``[1, T, H, e]``; arguments as in :func:`ragged_forward`."""
+    """Compute attention of one segment after the other, to ``[1, T, H, e]``; arguments as in :func:`varlen_forward`."""
     segments, results, zero = mask.segments, [], torch.zeros((), dtype=torch.long, device=query.device)
     bounds, key_bounds = segments.query_bounds.tolist(), segments.key_bounds.tolist()
     columns = torch.arange(query.shape[2], device=query.device) if segments.key_index is None else segments.key_index
