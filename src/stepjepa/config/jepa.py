@@ -16,8 +16,8 @@ from stepjepa.config.option import (
     BELOW_ONE,
     FROM_ONE,
     FROM_ZERO,
-    PART,
     POSITIVE,
+    SHARE_OR_ALL,
     check_values,
     documented,
     option,
@@ -167,7 +167,9 @@ class JepaConfig:
     lbd_schedule: Literal["constant", "warmup", "cosine"] = _loss(
         "constant", "lbd over the run; warmup: rises from 0; cosine: falls to 0"
     )
-    lbd_warmup: float = _loss(0.1, "share of the run in which lbd rises", only_with="lbd_schedule warmup", allowed=PART)
+    lbd_warmup: float = _loss(
+        0.1, "share of the run in which lbd rises", only_with="lbd_schedule warmup", allowed=SHARE_OR_ALL
+    )
     predictor_head: Literal["none", "linear", "mlp"] = _loss(
         "none", "a trained map on the source embedding (mlp: one hidden layer); not used at inference"
     )
@@ -223,9 +225,9 @@ class JepaConfig:
                 raise ValueError(message)
 
     def __repr__(self) -> str:
-        usual = JepaConfig(mode=self.mode)
-        usual.mode = DEFAULTS["mode"]
-        return short_repr(self, usual)
+        defaults = JepaConfig(mode=self.mode)
+        defaults.mode = DEFAULTS["mode"]
+        return short_repr(self, defaults)
 
     def _contradictions(self) -> tuple[tuple[object, str], ...]:
         """Return contradictory combinations of options, each with the message of its error."""

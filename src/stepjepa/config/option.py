@@ -45,8 +45,8 @@ FROM_ONE: Range = (lambda value: value >= 1, "1 or more")
 FROM_TWO: Range = (lambda value: value >= 2, "2 or more")
 POSITIVE: Range = (lambda value: 0 < value < math.inf, "a number above 0")
 SHARE: Range = (lambda value: 0 < value < 1, "a share between 0 and 1")
+SHARE_OR_ALL: Range = (lambda value: 0 < value <= 1, "a share above 0 and up to 1")
 BELOW_ONE: Range = (lambda value: 0 <= value < 1, "0 or more and less than 1")
-PART: Range = (lambda value: 0 < value <= 1, "a share above 0 and up to 1")
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
@@ -56,7 +56,7 @@ class Details(TypedDict, total=False):
     """Facts about an option beside type, default and help text, as :func:`option` takes them.
 
     The last five have a meaning for some options only: those of ``JepaConfig`` (``affects``, ``views``), of
-    ``RunConfig`` (``moves``, ``launch``) and of ``transformers.TrainingArguments`` (``text``).
+    ``RunConfig`` (``path``, ``launch``) and of ``transformers.TrainingArguments`` (``text``).
     """
 
     group: str
@@ -98,8 +98,8 @@ class Details(TypedDict, total=False):
     views: bool
     """Whether it has no effect in regular training."""
 
-    moves: bool
-    """Whether it holds a path, which may be another one on another machine."""
+    path: bool
+    """Whether it holds a path, which may differ on another machine."""
 
     launch: bool
     """Whether it belongs to one launch, so that the description of a run leaves it out."""
@@ -368,8 +368,8 @@ def _remedy(name: str, names: list[str], others: Mapping[str, str]) -> str | Non
     return question([similar if similar in names else others[similar] for similar in near]) or None
 
 
-def short_repr(settings: DataclassInstance, usual: DataclassInstance) -> str:
-    """Represent a dataclass by the fields that differ from those of ``usual``, as a call that makes an equal one."""
+def short_repr(settings: DataclassInstance, defaults: DataclassInstance) -> str:
+    """Represent a dataclass by the fields that differ from ``defaults``, as a call that makes an equal one."""
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
-    changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(usual, name)]
+    changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(defaults, name)]
     return f"{type(settings).__name__}({', '.join(changed)})"

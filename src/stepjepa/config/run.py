@@ -42,14 +42,12 @@ GroupBy = Literal["prompt"]
 PASSED_OBJECTS = ("model", "tokenizer", "train_dataset", "eval_dataset", "objective")
 """Arguments of :func:`stepjepa.run` that take objects; the file of a run folder has a description of each."""
 
-
 _OBJECTS_OF_NAMES = {
     "model_name": "model",
     **dict.fromkeys(("train_file", "data_file", "dataset"), "train_dataset"),
     "eval_file": "eval_dataset",
 }
 """Setting that names a model or data -> the argument of :func:`stepjepa.run` that takes an object in its place."""
-
 
 EXCLUSIVE = (
     *(("train_file", "data_file", "dataset"), ("data_file", "eval_file"), ("no_cache", "cache_dir")),
@@ -94,17 +92,17 @@ class RunConfig:
     """
 
     train_file: str | None = _data(
-        None, "JSON lines, JSON, CSV, TSV, Parquet or Arrow; messages or columns", metavar="FILE", moves=True
+        None, "JSON lines, JSON, CSV, TSV, Parquet or Arrow; messages or columns", metavar="FILE", path=True
     )
     columns: list[str] | None = _data(
         None, "column names of prompt and answer (recognised by their usual names)", metavar="NAME"
     )
     bad_records: Literal["error", "skip"] = _data("error", "invalid lines: error; or skip and report how many")
-    cache_dir: str | None = _data(None, "folder for prepared data (~/.cache/stepjepa)", metavar="DIR", moves=True)
+    cache_dir: str | None = _data(None, "folder for prepared data (~/.cache/stepjepa)", metavar="DIR", path=True)
     no_cache: bool = _data(False, "do not use the cache of prepared data")
-    eval_file: str | None = _data(None, "held-out records, for losses during training", metavar="FILE", moves=True)
+    eval_file: str | None = _data(None, "held-out records, for losses during training", metavar="FILE", path=True)
     data_file: str | None = _data(
-        None, "single file, split by `eval_split` into train and held-out records", metavar="FILE", moves=True
+        None, "single file, split by `eval_split` into train and held-out records", metavar="FILE", path=True
     )
     dataset: list[str] | None = _data(None, "files, folders or hub data sets NAME:SUBSET:SPLIT, mixed", metavar="NAME")
     dataset_weights: list[float] | None = _data(
@@ -122,7 +120,7 @@ class RunConfig:
 
     model_name: str | None = _model(None, "folder, hub id, or preset:tiny, preset:small ...", metavar="NAME")
     chat_template: str | None = _model(
-        None, "Jinja file instead of the tokenizer's own template", metavar="FILE", moves=True
+        None, "Jinja file instead of the tokenizer's own template", metavar="FILE", path=True
     )
     trust_remote_code: bool = _model(False, "run code that comes with the model")
     dtype: Dtype = _model("float32", "dtype of the weights")
@@ -150,12 +148,12 @@ class RunConfig:
     eval_max_new_tokens: int = _answers(
         256, "tokens an answer", names=("max_new_tokens_eval",), allowed=FROM_ONE, only_with="eval_generate"
     )
-    spider_path: str | None = _answers(None, "folder of Spider's databases", metavar="DIR", moves=True)
+    spider_path: str | None = _answers(None, "folder of Spider's databases", metavar="DIR", path=True)
     missing_databases: Literal["error", "skip"] = _answers(
         "error", "record without database: error; skip: leave it out"
     )
 
-    output_dir: str | None = _run(None, "run folder; must be empty or new, unless resuming", metavar="DIR", moves=True)
+    output_dir: str | None = _run(None, "run folder; must be empty or new, unless resuming", metavar="DIR", path=True)
     batch_size: int = _run(4, "records per micro-batch", names=("per_device_train_batch_size",), allowed=FROM_ONE)
     group_by: GroupBy | None = _run(
         None,
@@ -230,16 +228,16 @@ class RunConfig:
         held_out = self.eval_file or "passed"
         check_effects({**values, "eval_file": held_out, **vars(self.jepa)}, RunConfig, JepaConfig)
         if self.jepa.mode == "regular":
-            usual = vars(JepaConfig(mode="regular"))
-            if idle := [name for name in NEEDS_VIEWS if getattr(self.jepa, name) != usual[name]]:
+            defaults = vars(JepaConfig(mode="regular"))
+            if idle := [name for name in NEEDS_VIEWS if getattr(self.jepa, name) != defaults[name]]:
                 raise UserError(f"mode 'regular' has no views, so `{idle[0]}` does nothing with it; leave one out")
             if self.eval_retrieval:
                 raise UserError("`eval_retrieval`: mode 'regular' has no views to embed; leave one out")
         values["plain"] = self.jepa.plain
         for names in EXCLUSIVE:
-            both = [name for name in names if values[name] not in (None, False)]
-            if len(both) > 1:
-                raise UserError(f"`{both[0]}` and `{both[1]}` exclude each other; leave one out")
+            named = [name for name in names if values[name] not in (None, False)]
+            if len(named) > 1:
+                raise UserError(f"`{named[0]}` and `{named[1]}` exclude each other; leave one out")
         if self.trainer.get("bf16") and self.trainer.get("fp16"):
             raise UserError("`bf16` and `fp16` exclude each other; leave one out")
         if self.lora is not None and (self.pretrain or str(self.model_name).startswith("preset:")):
@@ -430,5 +428,5 @@ WRITTEN: tuple[Option, ...] = tuple(
 FLAT: dict[str, Option] = {name: setting for setting in (*WRITTEN, *SHORTCUTS) for name in setting.spellings}
 """Every spelling of a setting, shortcuts among them -> the setting."""
 
-PLACES = frozenset(setting.flag for setting in OPTIONS if setting.about.get("moves"))
+PATHS = frozenset(setting.flag for setting in OPTIONS if setting.about.get("path"))
 """Settings that hold paths, which may differ on another machine."""

@@ -23,8 +23,8 @@ WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict", "remove_unused_columns")
 """Fields of ``TrainingArguments`` that have no effect with ``JepaTrainer``, and are refused."""
 
 
-def usual_fields() -> JsonObject:
-    """Return the fields of ``TrainingArguments`` whose defaults ``stepjepa train`` replaces."""
+def changed_defaults() -> JsonObject:
+    """Return the fields of ``TrainingArguments`` that have another default in ``stepjepa train``, by name."""
     return {
         "logging_steps": 10,
         "report_to": ["tensorboard"] if importlib.util.find_spec("tensorboard") else "none",

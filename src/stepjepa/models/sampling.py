@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepjepa.base.terminal import note
-from stepjepa.config.option import FROM_ONE, FROM_ZERO, PART, check_effects, check_values, option
+from stepjepa.config.option import FROM_ONE, FROM_ZERO, SHARE_OR_ALL, check_effects, check_values, option
 
 LONGEST = 512  # longest answer in the published evaluation with `max_new_tokens -1`
 
@@ -27,7 +27,7 @@ class Sampling:
         1.0,
         "sample from the likeliest tokens of this total probability",
         metavar="P",
-        allowed=PART,
+        allowed=SHARE_OR_ALL,
         only_with="temperature",
     )
     top_k: int = option(

@@ -46,10 +46,10 @@ class PassedObjects:
 
     def check(self, config: RunConfig) -> None:
         """Raise an error if the configuration lacks a setting, or names one that an object replaces."""
-        usual = {option.name: option.default for option in OPTIONS}
+        defaults = {option.name: option.default for option in OPTIONS}
         for name in self.names:
             for setting in REPLACED.get(name, ()):
-                if getattr(config, setting) != usual[setting]:
+                if getattr(config, setting) != defaults[setting]:
                     raise ValueError(
                         f"{name}: an object is passed, and {setting} does nothing beside it; leave one out"
                     )

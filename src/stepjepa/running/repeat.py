@@ -9,7 +9,7 @@ from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import fingerprint
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import typed_text
-from stepjepa.config.run import PLACES, read_flat
+from stepjepa.config.run import PATHS, read_flat
 from stepjepa.models.names import is_hub_id
 from stepjepa.store.folder import CONFIG_FILE, RUN_FILE
 from stepjepa.store.record import read_run
@@ -47,7 +47,7 @@ def recorded_settings(file: str | Path, *, trusted: bool) -> JsonObject:
         path = start / typed_text(value)
         return str(path) if path.exists() else value
 
-    for name in {*PLACES, "model_name", "dataset"} & settings.keys():
+    for name in {*PATHS, "model_name", "dataset"} & settings.keys():
         value = settings[name]
         settings[name] = [resolved(item) for item in value] if isinstance(value, list) else resolved(value)
     return settings

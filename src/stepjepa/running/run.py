@@ -26,7 +26,7 @@ from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import print_rows
 from stepjepa.base.typed_json import Origin, from_json, to_json
 from stepjepa.batch.prepare import CacheDir, prepare
-from stepjepa.config.run import PLACES, RunConfig
+from stepjepa.config.run import PATHS, RunConfig
 from stepjepa.data.reading_notes import describe_columns
 from stepjepa.data.record import Data, Record
 from stepjepa.evaluation.answering import AnswerScores
@@ -260,7 +260,7 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
 def _check_same_start(config: RunConfig, files: Mapping[str, Source], checkpoint: str | None) -> None:
     """Raise ``UserError`` in every process if they were started with other data, settings or checkpoints."""
     # Paths may differ between machines; the contents of the files are compared.
-    settings = {name: value for name, value in config.to_flat().items() if name not in PLACES}
+    settings = {name: value for name, value in config.to_flat().items() if name not in PATHS}
     resumed = checkpoint and Path(checkpoint).name
     check_agreement({"data": to_json(files), "settings": settings, "checkpoints": resumed})
 

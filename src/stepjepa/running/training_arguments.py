@@ -9,7 +9,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from stepjepa.base.errors import UserError
 from stepjepa.config.run import RunConfig
-from stepjepa.config.trainer import usual_fields
+from stepjepa.config.trainer import changed_defaults
 from stepjepa.running.precision import bf16_by_default, cuda_has_bf16
 from stepjepa.store.hub import check_online
 from stepjepa.training.checks import check_arguments, launched_together
@@ -58,7 +58,7 @@ def _values(run: RunConfig, has_eval: bool, **more: object) -> dict[str, object]
         "learning_rate": run.learning_rate,
         "num_train_epochs": run.num_epochs,
         "seed": run.finetune_seed,
-        **usual_fields(),
+        **changed_defaults(),
         "disable_tqdm": not sys.stderr.isatty(),
     }
     if has_eval:

@@ -1,4 +1,4 @@
-"""Check ``transformers.TrainingArguments`` for settings that ``JepaTrainer`` does not support, and adjust some."""
+"""Check what ``JepaTrainer`` is passed, arguments of Trainer, model, objective and records, before the first step."""
 
 import dataclasses
 import inspect
@@ -59,14 +59,13 @@ def check_processes(args: TrainingArguments, processes: int) -> None:
 # -- unsupported settings ----------------------------------------------------------------------------------------------
 
 
-WITHOUT_EFFECT = (
+UNUSED = (
     *("include_num_input_tokens_seen", "bf16_full_eval", "fp16_full_eval", "prediction_loss_only", "label_names"),
     "include_for_metrics",
     *("eval_accumulation_steps", "batch_eval_metrics", "eval_do_concat_batches", "eval_use_gather_object"),
     *("average_tokens_across_devices", "length_column_name", "hub_always_push", "hub_strategy"),
 )
-"""Options of Trainer that this trainer does not use."""
-
+"""Options of Trainer that this trainer does not use: any value but the default is refused."""
 
 UNSUPPORTED = {
     "label_smoothing_factor": "leave it at 0: the LM loss is that of hard labels; objective= takes a term of yours",
@@ -74,7 +73,6 @@ UNSUPPORTED = {
     "dataloader_drop_last": "leave it out: losses are means over labels, so a smaller last batch is weighted right",
 }
 """Option of Trainer that would change the loss, or the records of a step -> what to do instead."""
-
 
 REMEDIES = {
     "max_length": "set it in JepaConfig(max_length=...)",
@@ -89,7 +87,6 @@ REMEDIES = {
     "loss_type": "leave it out; JepaConfig and objective= choose the loss",
 }
 """Field of a subclass of ``TrainingArguments``, such as TRL's ``SFTConfig`` -> what to do instead."""
-
 
 ARGUMENT_REMEDIES = {
     "tokenizer": "pass processing_class=",
@@ -166,9 +163,9 @@ def check_subclass_fields(args: TrainingArguments) -> None:
     for field in dataclasses.fields(args):
         if field.name in inherited:
             continue
-        usual = _default(field)
+        default = _default(field)
         # SFTConfig itself sets some to None.
-        if (value := getattr(args, field.name)) not in (usual, None):
+        if (value := getattr(args, field.name)) not in (default, None):
             remedy = REMEDIES.get(field.name, "leave it out, or pass transformers.TrainingArguments")
             if value is False and field.name in ("assistant_only_loss", "completion_only_loss"):
                 remedy = "JepaConfig(labels='all') trains all tokens"
@@ -207,9 +204,9 @@ def check_arguments(args: TrainingArguments) -> None:
         if getattr(args.accelerator_config, name, False):
             raise ValueError(f"accelerator_config: expected {name} false: it would change the records of a step")
     for field in dataclasses.fields(TrainingArguments):
-        usual = _default(field)
-        if field.name in WITHOUT_EFFECT and getattr(args, field.name) != usual:
-            raise ValueError(f"{field.name}: has no effect with this trainer; leave it at {usual}")
+        default = _default(field)
+        if field.name in UNUSED and getattr(args, field.name) != default:
+            raise ValueError(f"{field.name}: has no effect with this trainer; leave it at {default}")
 
 
 def adjust(args: TrainingArguments, model: nn.Module) -> None:

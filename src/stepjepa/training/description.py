@@ -24,7 +24,7 @@ from stepjepa.batch.tokenize import COUNTS
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.option import has_effect, options_of
 from stepjepa.config.run import FLAT, GroupBy, RunConfig
-from stepjepa.config.trainer import usual_fields
+from stepjepa.config.trainer import changed_defaults
 from stepjepa.models.architecture import base_model
 from stepjepa.models.fingerprint import weights_fingerprint
 from stepjepa.models.weights import parameter_counts
@@ -127,31 +127,31 @@ def _eval_steps(args: TrainingArguments) -> int | None:
 
 def _with_effect(jepa: JepaConfig) -> JepaConfig:
     """Return the settings of the objective; every option without effect is set to its default."""
-    values, usual = vars(jepa), vars(JepaConfig(mode=jepa.mode))
+    values, defaults = vars(jepa), vars(JepaConfig(mode=jepa.mode))
     idle = [
         setting.name
         for setting in options_of(JepaConfig)
         if not has_effect(setting, values) or (setting.about.get("views") and not jepa.uses_views)
     ]
-    return dataclasses.replace(jepa, **{name: usual[name] for name in idle})
+    return dataclasses.replace(jepa, **{name: defaults[name] for name in idle})
 
 
 def _named_fields(args: TrainingArguments) -> JsonObject:
     """Return the fields of ``TrainingArguments`` that differ from the defaults of ``stepjepa train``."""
     # Of a subclass, such as TRL's SFTConfig, the fields of its own are not read, and its defaults are none of ours.
-    usual = {field.name: _plain(field.default) for field in dataclasses.fields(TrainingArguments) if field.init}
-    usual |= {name: _plain(value) for name, value in usual_fields().items()}
+    defaults = {field.name: _plain(field.default) for field in dataclasses.fields(TrainingArguments) if field.init}
+    defaults |= {name: _plain(value) for name, value in changed_defaults().items()}
     values = args.to_dict()
     # ``TrainingArguments`` leaves out a part of its accelerator's configuration.
     written = values.get("accelerator_config") or {}
-    usual["accelerator_config"] = {
-        name: usual_value for name, usual_value in AcceleratorConfig().to_dict().items() if name in written
+    defaults["accelerator_config"] = {
+        name: default for name, default in AcceleratorConfig().to_dict().items() if name in written
     }
     named: JsonObject = {}
     for name, raw in values.items():
-        if name in FLAT or name in NOT_WRITTEN or name not in usual:
+        if name in FLAT or name in NOT_WRITTEN or name not in defaults:
             continue
-        value, default = _plain(raw), usual[name]
+        value, default = _plain(raw), defaults[name]
         if value == default or (value is False and default is None):
             continue
         if value is None:
