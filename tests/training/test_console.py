@@ -14,7 +14,7 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.cli.commands import parse
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import RunConfig
-from stepjepa.running.finished import finished_json, last_lines, next_command
+from stepjepa.running.finished import SHARED_WITH_EVALUATION, finished_json, last_lines, next_command
 from stepjepa.running.first_screen import adapter_rate, first_screen
 from stepjepa.running.metrics_plot import draw_metrics
 from stepjepa.store.record import Results, RunRecord
@@ -131,6 +131,13 @@ def test_the_next_command_is_one_that_evaluate_takes(flags: list[str], expected:
     parsed = vars(parse("evaluate", command[2:]))
     assert parsed["model_path"] == "runs/a b"
     assert {name: parsed[name] for name in expected} == expected
+
+
+def test_a_setting_that_a_run_shares_with_its_evaluation_has_one_default() -> None:
+    parsed = vars(parse("evaluate", ["--model_path", "a", "--test_file", "b", "--output_file", "c.jsonl"]))
+    assert {name: parsed[name] for name in SHARED_WITH_EVALUATION} == {
+        name: getattr(RunConfig(), own) for name, own in SHARED_WITH_EVALUATION.items()
+    }
 
 
 def test_the_last_lines_say_where_everything_is(tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ def _read_evaluate(flags: JsonObject) -> list[str]:
 
 def _changed_settings(settings: JsonObject) -> str:
     """Return the settings of a trial that are not the defaults."""
-    usual = RunConfig().to_flat()
-    return ", ".join(f"{name} {value}" for name, value in settings.items() if usual.get(name) != value)
+    defaults = RunConfig().to_flat()
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if defaults.get(name) != value)
 
 
 def run(args: argparse.Namespace) -> int:

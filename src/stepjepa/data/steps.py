@@ -8,7 +8,7 @@ class _Separator(NamedTuple):
     """A named separator of steps."""
 
     pattern: str  # regular expression of all its forms
-    usual: str  # its usual form
+    closing: str  # the form that closes a step
 
 
 _SEPARATORS = {
@@ -45,5 +45,5 @@ def find_steps(text: str, separator: str = "blank") -> list[tuple[int, int]]:
 
 def closed_step(text: str, separator: str) -> str:
     """Return a step with a separator at its end, unless it has one; ``separator`` as in :func:`find_steps`."""
-    closing = _SEPARATORS[separator].usual if separator in _SEPARATORS else separator
+    closing = _SEPARATORS[separator].closing if separator in _SEPARATORS else separator
     return text if text.endswith(closing) else text + closing

@@ -12,6 +12,20 @@ from stepjepa.running.metrics_plot import PLOT_FILE
 from stepjepa.store.folder import METRICS_FILE, RUN_FILE
 from stepjepa.store.record import Results, RunRecord
 
+SHARED_WITH_EVALUATION = {
+    "max_new_tokens": "eval_max_new_tokens",
+    "task": "eval_task",
+    **{name: name for name in ("spider_path", "missing_databases", "columns", "trust_remote_code")},
+    **{name: name for name in ("load_in_4bit", "load_in_8bit")},
+}
+"""Setting of ``stepjepa evaluate`` -> the setting of a run that has the same meaning and the same default."""
+
+
+def evaluation_settings(run: RunConfig) -> JsonObject:
+    """Return the settings that the evaluation of a run takes over from it, by their names there, without defaults."""
+    values = {name: (getattr(run, own), getattr(RunConfig, own)) for name, own in SHARED_WITH_EVALUATION.items()}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
 
 def next_command(run: RunConfig) -> list[str]:
     """Return the command that evaluates a run on its held-out file; on ``TEST.jsonl`` where no file was held out.
@@ -21,14 +35,10 @@ def next_command(run: RunConfig) -> list[str]:
     folder, file = str(run.output_dir), run.eval_file or "TEST.jsonl"
     command = ["stepjepa", "evaluate", "--model_path", folder, "--test_file", file]
     command += ["--output_file", str(Path(folder) / ("held-out.jsonl" if run.eval_file else "test.jsonl"))]
-    # Settings that ``evaluate`` shares, where they differ from the default.
-    same = {"eval_max_new_tokens": 256, "eval_task": "auto", "spider_path": None, "missing_databases": "error"}
-    for name, default in same.items():
-        if getattr(run, name) != default:
-            command += [f"--{name.removeprefix('eval_')}", str(getattr(run, name))]
-    command += ["--columns", *run.columns] if run.columns else []
-    switches = ("trust_remote_code", "load_in_4bit", "load_in_8bit")
-    return command + [f"--{name}" for name in switches if getattr(run, name)]
+    for name, value in evaluation_settings(run).items():
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        command += [f"--{name}", *map(str, values)]
+    return command
 
 
 def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
@@ -60,6 +70,6 @@ def print_finished(run: RunConfig, record: RunRecord) -> None:
 
 def finished_json(run: RunConfig, record: RunRecord) -> JsonObject:
     """Return the JSON output of a run: folder, parts of ``run.json``, and ``next``, the command that evaluates it."""
-    same = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
-    parts = {name: to_json(getattr(record, name)) for name in same}
+    names = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
+    parts = {name: to_json(getattr(record, name)) for name in names}
     return {"run_folder": str(run.output_dir), **parts, "next": next_command(run)}

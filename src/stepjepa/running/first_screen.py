@@ -114,8 +114,8 @@ def describe_groups(plan: Plan) -> str | None:
 
 def describe_template(facts: Mapping[str, str]) -> str:
     """Describe the tokens that end a turn, and the additions to the saved chat template."""
-    usual_facts = {"system role": "yes", "date": "none", "answer begins with": None}
-    unusual = {name: facts[name] for name, usual in usual_facts.items() if facts.get(name, usual) != usual}
+    expected = {"system role": "yes", "date": "none", "answer begins with": None}
+    unusual = {name: facts[name] for name, text in expected.items() if facts.get(name, text) != text}
     return "; ".join(f"{name} {text}" for name, text in {"end of turn": facts["end of turn"], **unusual}.items())
 
 

@@ -30,7 +30,7 @@ def load_model_and_tokenizer(
     jepa, quantization = config.jepa, config.quantized
     if passed.model is None:
         compute = compute_dtype(config.dtype, bf16=training.bf16, fp16=training.fp16)
-        same = ("dtype", "pretrain", "chat_template", "attn_implementation", "trust_remote_code")
+        options = ("dtype", "pretrain", "chat_template", "attn_implementation", "trust_remote_code")
         model, tokenizer = load_model(
             str(config.model_name),
             texts=texts,
@@ -38,7 +38,7 @@ def load_model_and_tokenizer(
             seed=config.finetune_seed,
             plain=jepa.plain,
             quantization=None if quantization is None else quantization_options(quantization, compute, training.device),
-            **{name: getattr(config, name) for name in same},
+            **{name: getattr(config, name) for name in options},
         )
         if passed.tokenizer is None:
             return model, tokenizer

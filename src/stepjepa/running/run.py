@@ -33,6 +33,7 @@ from stepjepa.evaluation.answering import AnswerScores
 from stepjepa.models.loading import add_lora
 from stepjepa.models.token_rows import adapter_rows
 from stepjepa.running.data import read_data
+from stepjepa.running.finished import evaluation_settings
 from stepjepa.running.first_screen import first_screen
 from stepjepa.running.held_out_scores import check_metric, held_out_scores
 from stepjepa.running.loading import load_model_and_tokenizer
@@ -100,17 +101,9 @@ class Run:
         """
         from stepjepa.evaluation.run import evaluate
 
-        return evaluate(self.folder, test_file, **(self._evaluation_settings() | settings))
-
-    def _evaluation_settings(self) -> JsonObject:
-        """Return the settings that the run shares with an evaluation, by their names there."""
-        if not (self.folder / run_folder.CONFIG_FILE).is_file():
-            return {}
-        config = self.config
-        names = ("columns", "trust_remote_code", "load_in_4bit", "load_in_8bit", "spider_path", "missing_databases")
-        shared = {name: getattr(config, name) for name in names}
-        shared |= {"task": config.eval_task, "max_new_tokens": config.eval_max_new_tokens}
-        return {name: value for name, value in shared.items() if value not in (None, False)}
+        # A folder of 0.2.0 has no configuration.
+        shared = evaluation_settings(self.config) if (self.folder / run_folder.CONFIG_FILE).is_file() else {}
+        return evaluate(self.folder, test_file, **(shared | settings))
 
     @cached_property
     def _jepa(self) -> Jepa:

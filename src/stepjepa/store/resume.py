@@ -219,8 +219,8 @@ def _spelled_data(change: Change, part: str, key: str, source: Source | None) ->
     is_split = source is not None and source.eval_split is not None
     if is_split and key in ("eval_split", "split_by", "split_seed"):
         # A split that was recorded without this is one by record.
-        usual = "record" if key == "split_by" else None
-        before, after = (usual if value is None else value for value in (change.before, change.now))
+        absent = "record" if key == "split_by" else None
+        before, after = (absent if value is None else value for value in (change.before, change.now))
         return _SpelledChange(f"`{key}`", str(Change(name=f"`{key}`", before=before, now=after)))
     setting = _data_setting(part, source)
     return _SpelledChange(setting, str(replace(change, name=setting)) if key == "file" else setting + _CONTENTS)
