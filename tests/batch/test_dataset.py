@@ -156,9 +156,17 @@ def test_a_second_start_reads_what_the_first_wrote(trained_tokenizer: Any, tmp_p
     assert replace(second, dataset=first.dataset) == first
     assert len(notes) == 1 and "training data as prepared before" in notes[0]
     item = second.dataset[0]
-    assert item is not None
     assert not item.record.ids.flags.owndata and not item.record.ids.flags.writeable, "the memory of the file is shared"
     assert item.record.ids.dtype == item.record.labels.dtype == np.int32
+
+
+def test_a_record_is_found_by_its_number_and_a_padding_slot_holds_none(trained_tokenizer: Any) -> None:
+    dataset = prepare(tiny.records(), trained_tokenizer, STEPS).dataset
+    last = len(dataset) - 1
+    assert dataset[-1].rng_key == dataset[last].rng_key == (0, last)
+    assert dataset[SampleKey(-1)] is None
+    with pytest.raises(IndexError):
+        dataset[last + 1]
 
 
 def test_what_tokens_depend_on_makes_another_entry(trained_tokenizer: Any, monkeypatch: Any) -> None:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 import pyarrow as pa
@@ -147,11 +147,17 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
     def __len__(self) -> int:
         return len(self._records)
 
+    @overload
+    def __getitem__(self, key: SampleKey) -> SampledRecord | None: ...
+
+    @overload
+    def __getitem__(self, key: int) -> SampledRecord: ...
+
     def __getitem__(self, key: int | SampleKey) -> SampledRecord | None:
-        """Look up a record; None for a padding slot (``SampleKey.record`` is -1)."""
-        number, with_views, epoch = key if isinstance(key, SampleKey) else SampleKey(int(key))
-        if number < 0:
+        """Look up a record by its number, or by a key of the sampler; None for a padding slot of that."""
+        if isinstance(key, SampleKey) and key.record < 0:
             return None
+        number, with_views, epoch = key if isinstance(key, SampleKey) else SampleKey(range(len(self))[key])
         return SampledRecord(unflattened(self._records[number].values.to_numpy()), with_views, (epoch, number))
 
     def longest_possible(self, predictors: int) -> Numbers:

@@ -21,7 +21,7 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.batch_sizes import ANSWERED, EMBEDDED
-from stepjepa.config.jepa import JepaConfig, Pooling
+from stepjepa.config.jepa import JepaConfig, Pooling, Quantization
 from stepjepa.data.record import Record
 from stepjepa.data.records import as_records
 from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads, number_of_layers
@@ -127,7 +127,7 @@ class Jepa:
         path: str | os.PathLike[str],
         *,
         dtype: str = "auto",
-        quantization: str | None = None,
+        quantization: Quantization | None = None,
         device: str | torch.device | None = None,
         trust_remote_code: bool = False,
     ) -> Jepa:
@@ -146,8 +146,9 @@ class Jepa:
         Raises:
             UserError: no model can be loaded from there.
         """
-        options: JsonObject = {"dtype": dtype, "quantization": quantization, "device": device}
-        model, tokenizer = load_for_inference(path, trust_remote_code=trust_remote_code, **options)
+        model, tokenizer = load_for_inference(
+            path, dtype=dtype, quantization=quantization, device=device, trust_remote_code=trust_remote_code
+        )
         record = record_of(path) or RunRecord()
         config, device = trained_config(record), base_model(model).device
         jepa = cls(model, tokenizer, config, device=device, rows=False, heads=False)
@@ -333,7 +334,7 @@ class Jepa:
     @property
     def reads_system_prompt(self) -> bool:
         """Whether a bare question is read behind a system prompt: that of training, or :attr:`system_prompt`."""
-        config = self._reading()
+        config = self._reading_config()
         return config.mode == "llm-jepa" and LAYOUTS[str(config.layout)].views_in_text and not config.plain
 
     def index(self, texts: Inputs, side: Kind = "target", **options: Unpack[EmbedOptions]) -> TextIndex:
@@ -369,10 +370,12 @@ class Jepa:
 
         ``layer`` and ``pooling`` are as for :meth:`embedder`.
         """
-        config = self._reading() if layer is None and pooling is None else self._provenance.read_at(layer, pooling)
+        config = (
+            self._reading_config() if layer is None and pooling is None else self._provenance.read_at(layer, pooling)
+        )
         return PairEmbedder(RecordTokenizer(self.tokenizer, config), self._reader(config, batch_size))
 
-    def _reading(self) -> JepaConfig:
+    def _reading_config(self) -> JepaConfig:
         """Return the settings for reading views as this model was trained; LLM-JEPA's for a regular model."""
         return reading_config(self._provenance.settings, self.config.mode if self.config.uses_views else "llm-jepa")
 

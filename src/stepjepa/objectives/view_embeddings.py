@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.base.counting import counted
+from stepjepa.config.jepa import Pooling
 
 
 class ReadoutPlace(NamedTuple):
     """Where an embedding is read: index of the layer in transformers' ``hidden_states``, and ``last`` or ``mean``."""
 
     layer: int
-    pooling: Literal["last", "mean"]
+    pooling: Pooling
 
 
 @dataclass(frozen=True)

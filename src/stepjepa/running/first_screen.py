@@ -64,8 +64,6 @@ def first_screen(
     config, training = trainer.jepa, trainer.args
     prepared = trainer.prepared
     assert prepared is not None
-    first = prepared.dataset[0]
-    assert first is not None  # it is no padding
     trainable, total = parameter_counts(trainer.model)
     where = f"{type(base_model(trainer.model)).__name__}, {run.quantized or run.dtype} on {training.device.type}"
     defaults = JepaConfig(mode=config.mode).to_dict()
@@ -89,7 +87,7 @@ def first_screen(
         "not used": prepared.template.get(NOT_USED),
         "chat template": describe_template(prepared.template),
         "turns": describe_turns(prepared, shares=trainer.encoding == "tree"),
-        "example": trained_text(first.record, trainer.processing_class),
+        "example": trained_text(prepared.dataset[0].record, trainer.processing_class),
         "held out": describe_held_out(trainer.held_out),
         "each step": f"{counted(plan.records_per_step, 'record')} ({plan.batch_size} a batch x {accumulated} "
         f"accumulated x {counted(training.world_size, 'process')}), learning rate {training.learning_rate:g}, "

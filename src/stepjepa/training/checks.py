@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection
 from functools import wraps
 from types import NoneType
-from typing import Any, ParamSpec, cast
+from typing import Any, ParamSpec
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from stepjepa.models.attention import uses_flex
 from stepjepa.models.probe import leaves_weights_unused
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.text import LMLoss
-from stepjepa.views.sequences import SampledRecord
 
 P = ParamSpec("P")
 
@@ -272,7 +271,7 @@ def check_batch_size(
         return
     one_each = config.pairs == "first"
     if not one_each and prepared is not None:
-        records = (cast(SampledRecord, prepared.dataset[number]).record for number in range(len(prepared.dataset)))
+        records = (prepared.dataset[number].record for number in range(len(prepared.dataset)))
         one_each = not any(len(record.all_pairs) > 1 for record in records)
     if one_each:
         raise ValueError(
@@ -344,7 +343,7 @@ def check_positions(collator: Collator, *prepared: Prepared | None) -> None:
         if data is not None:
             # Making all sequences takes long, so only those of records that may be too long are made.
             for number in np.flatnonzero(data.dataset.longest_possible(len(collator.predictors)) > least).tolist():
-                collator.sequences(cast(SampledRecord, data.dataset[number]))
+                collator.sequences(data.dataset[number])
 
 
 def check_layout(collator: Collator, objective: Objective, config: JepaConfig, *prepared: Prepared | None) -> None:
@@ -366,7 +365,7 @@ def check_layout(collator: Collator, objective: Objective, config: JepaConfig, *
         for number in range(len(data.dataset)):
             if has_labels and has_readouts:
                 break
-            sample = cast(SampledRecord, data.dataset[number])
+            sample = data.dataset[number]
             if not has_labels or sample.record.all_pairs:
                 sequences = collator.sequences(sample)
                 has_labels = has_labels or any(len(sequence.labels) for sequence in sequences)
