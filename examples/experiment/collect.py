@@ -16,7 +16,7 @@ from pathlib import Path
 from run_figures import Figures, from_folder, read_figures, write_figures
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import json_at, read_json_object
+from stepjepa.base.files import json_or_empty, read_json_object
 from stepjepa.store.folder import RUN_FILE, SUMMARY
 from stepjepa.study.trial_record import FINISHED
 
@@ -44,7 +44,7 @@ def finished(sweep: Path, name: str, evaluation: str) -> bool:
 
 def trained(folder: Path) -> bool:
     """Whether the training of a run folder is finished; it need not be evaluated."""
-    return json_at(folder / RUN_FILE).get("status") == FINISHED
+    return json_or_empty(folder / RUN_FILE).get("status") == FINISHED
 
 
 def collect(sweep: Path, file: Path, evaluation: str) -> tuple[list[Figures], list[str]]:

@@ -53,7 +53,7 @@ def test_a_wrong_line_is_named(line: bytes, told: str, tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\n' + line + b'\n{"a": "\\ud83d\\ude00"}')
     errors: list[UserError] = []
-    result = list(read_jsonl(path, wrong=errors.append))
+    result = list(read_jsonl(path, on_error=errors.append))
     assert result == [(1, {"a": 1}), (4, {"a": "\U0001f600"})]
     assert len(errors) == 1 and str(errors[0]).startswith(f"{path}:3: ") and told in str(errors[0])
     with pytest.raises(UserError, match=r"data\.jsonl:3: "):

@@ -54,15 +54,15 @@ def _raise(error: UserError) -> None:
 
 
 def read_jsonl(
-    path: str | os.PathLike[str], what: str = "file", *, wrong: Callable[[UserError], None] = _raise
+    path: str | os.PathLike[str], what: str = "file", *, on_error: Callable[[UserError], None] = _raise
 ) -> Iterator[tuple[int, JsonObject]]:
     """Yield the objects of a JSON Lines file with their line numbers, from 1; blank lines are skipped.
 
     Args:
         path: the file.
         what: the kind of file, for the error if it is missing.
-        wrong: is called with the error of a line that is not UTF-8, is no JSON object, has a key twice or holds a lone
-            surrogate; the line is then skipped. By default the error is raised.
+        on_error: is called with the error of a line that is not UTF-8, is no JSON object, has a key twice or holds a
+            lone surrogate; the line is then skipped. By default the error is raised.
 
     Raises:
         UserError: the file is missing, or a line is wrong.
@@ -74,7 +74,7 @@ def read_jsonl(
             try:
                 value = _read_line(line)
             except (ValueError, RecursionError) as error:
-                wrong(UserError(_fault(error), path=file, line=number))
+                on_error(UserError(_fault(error), path=file, line=number))
                 continue
             if value is not None:
                 yield number, value
@@ -142,7 +142,7 @@ def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> Js
     return value
 
 
-def json_at(path: Path) -> JsonObject:
+def json_or_empty(path: Path) -> JsonObject:
     """Return the object in a JSON file; an empty one if the file is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

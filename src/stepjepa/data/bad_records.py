@@ -22,7 +22,7 @@ class BadRecords:
         self.count = 0
         self.first: list[tuple[int, str]] = []  # line numbers and messages of the first few errors
 
-    def note(self, error: UserError, line: int) -> None:
+    def handle(self, error: UserError, line: int) -> None:
         """Raise the error, or count the skipped line."""
         if not self.skips:
             raise (error.for_reader(self.settings) if isinstance(error, RowError) else error) from None

@@ -21,18 +21,18 @@ from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
 Rows = Iterator[tuple[int, JsonObject]]
 """Pairs of line or row number, from 1, and row (column name -> value)."""
 
-Wrong = Callable[[UserError, int], None]
-"""Takes the error of a row and its number: ``BadRecords.note``."""
+OnError = Callable[[UserError, int], None]
+"""Function that takes the error of a row and its number, such as ``BadRecords.handle``; the row is then skipped."""
 
 # Reasoning traces can be longer than the 128 KiB that the csv module allows a field.
 _LONGEST_FIELD = 2**27
 
 
-def _read_json(path: Path, wrong: Wrong) -> Rows:
+def _read_json(path: Path, on_error: OnError) -> Rows:
     """Read JSON lines; or a list of objects, objects over several lines, an object with a list (:data:`_LISTS`)."""
     values = [] if _is_by_line(_first_filled_line(path)) else _json_values(path)
     if not values:
-        yield from read_jsonl(path, wrong=lambda error: wrong(error, error.line or 0))
+        yield from read_jsonl(path, on_error=lambda error: on_error(error, error.line or 0))
         return
     in_list = len(values) == 1
     if in_list:
@@ -48,15 +48,15 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
             yield number, row  # type: ignore[misc]  # an object
         else:
             error = UserError(f"element {number} {fault}", path=path) if in_list else None
-            wrong(error or UserError(fault, path=path, line=number), number)
+            on_error(error or UserError(fault, path=path, line=number), number)
 
 
-def read_unnamed(path: Path, wrong: Wrong) -> Rows:
+def read_unnamed(path: Path, on_error: OnError) -> Rows:
     """Read a file whose name says no format: JSON."""
     if not _first_filled_line(path).startswith((b"{", b"[")):
         fault = f"holds no JSON, and its name ends in none of {', '.join(FORMATS)}"
         raise UserError(f"{fault}; unpack or convert it, and name it after its format", path=path)
-    yield from _read_json(path, wrong)
+    yield from _read_json(path, on_error)
 
 
 def _first_filled_line(path: Path) -> bytes:
@@ -151,9 +151,9 @@ def _rows_of(value: object, path: Path) -> list[object]:
     return list(*rows.values())
 
 
-def _read_tsv(path: Path, wrong: Wrong) -> Rows:
+def _read_tsv(path: Path, on_error: OnError) -> Rows:
     """Read one row per line; quotation marks are text unless they enclose a whole field."""
-    for line, row in _read_table(path, wrong, delimiter="\t", quoting=csv.QUOTE_NONE):
+    for line, row in _read_table(path, on_error, delimiter="\t", quoting=csv.QUOTE_NONE):
         yield line, {name: _unquoted(field) for name, field in row.items()}
 
 
@@ -161,7 +161,7 @@ def _unquoted(field: str) -> str:
     return field[1:-1].replace('""', '"') if re.fullmatch(r'"(?:[^"]|"")*"', field) else field
 
 
-def _read_table(path: Path, wrong: Wrong, **dialect: Any) -> Rows:
+def _read_table(path: Path, on_error: OnError, **dialect: Any) -> Rows:
     names: list[str] | None = None
     line = 1
     csv.field_size_limit(_LONGEST_FIELD)
@@ -182,7 +182,7 @@ def _read_table(path: Path, wrong: Wrong, **dialect: Any) -> Rows:
                 yield line, dict(zip(names, row, strict=True))
             else:
                 fault = f"{counted(len(row), 'field')} where the header has {len(names)}"
-                wrong(UserError(f"{fault}; quote a field with a separator", path=path, line=line), line)
+                on_error(UserError(f"{fault}; quote a field with a separator", path=path, line=line), line)
             line = table.line_num + 1
     except csv.Error as error:
         raise UserError(f"not valid {path.suffix[1:].upper()} ({error})", path=path, line=line) from None
@@ -194,7 +194,7 @@ def _delimiter(text: str) -> str:
     return next((mark for mark in ";\t|" if "," not in header and mark in header), ",")
 
 
-def _read_parquet(path: Path, wrong: Wrong) -> Rows:
+def _read_parquet(path: Path, on_error: OnError) -> Rows:
     # Imported here: it takes a fifth of a second.
     import pyarrow
     from pyarrow import parquet
@@ -209,7 +209,7 @@ def _read_parquet(path: Path, wrong: Wrong) -> Rows:
         raise UserError(f"no readable Parquet file ({first_line(error)}); write it again", path=path) from None
 
 
-def _read_arrow(path: Path, wrong: Wrong) -> Rows:
+def _read_arrow(path: Path, on_error: OnError) -> Rows:
     """Read Arrow's file format, which Feather is, or its stream, which ``Dataset.save_to_disk`` writes."""
     import pyarrow
 
@@ -252,7 +252,7 @@ def _repeated_field(fields: Iterable[Any]) -> str | None:
 
 
 # Suffix of a file -> its reader.
-FORMATS: dict[str, Callable[[Path, Wrong], Rows]] = {
+FORMATS: dict[str, Callable[[Path, OnError], Rows]] = {
     ".jsonl": _read_json,
     ".ndjson": _read_json,
     ".json": _read_json,

@@ -13,7 +13,7 @@ from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.columns import Columns
-from stepjepa.data.formats import FORMATS, Rows, Wrong, first_line, read_unnamed
+from stepjepa.data.formats import FORMATS, OnError, Rows, first_line, read_unnamed
 from stepjepa.data.messages import without_row_fillers
 from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
 from stepjepa.data.record import Data, Record
@@ -41,7 +41,7 @@ def read_rows(
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_dir() or not (path.exists() or _looks_like_a_path(name)):
-        return _read_dataset(str(path) if path.is_dir() else name, split, subset, (bad or BadRecords()).note)
+        return _read_dataset(str(path) if path.is_dir() else name, split, subset, (bad or BadRecords()).handle)
     if split is not None or subset is not None:
         raise UserError(f"`{'subset' if split is None else 'split'}` does nothing with a file; leave it out", path=path)
     file = _regular_file(path, "raw file")
@@ -49,7 +49,7 @@ def read_rows(
         table = f"make a table of its lines with: (echo text; cat {file.name}) > {file.stem}.tsv"
         remedy = table if file.suffix.lower() == ".txt" else "convert the file"
         raise UserError(f"expected a name that ends in {', '.join(FORMATS)}; {remedy}", path=file)
-    return FORMATS[file.suffix.lower()](file, (bad or BadRecords()).note)
+    return FORMATS[file.suffix.lower()](file, (bad or BadRecords()).handle)
 
 
 def read_records(
@@ -90,7 +90,7 @@ def each_record(
     file, bad = _regular_file(path, "data file"), bad or BadRecords(settings=("columns",))
     reader = FORMATS.get(file.suffix.lower(), read_unnamed)
     number = 0
-    for number, record in enumerate(_parse_each(reader(file, bad.note), path, bad, columns), start=1):  # noqa: B007  # counts them
+    for number, record in enumerate(_parse_each(reader(file, bad.handle), path, bad, columns), start=1):  # noqa: B007  # counts them
         yield record
     if not number:
         remedy = bad.describe() if bad.count else "add at least one"
@@ -187,7 +187,7 @@ def _parse_each(rows: Rows, path: str | os.PathLike[str], bad: BadRecords, colum
         try:
             record = parse_record(value, path, line, columns)
         except UserError as error:
-            bad.note(error, line)
+            bad.handle(error, line)
         else:
             yield record
 
@@ -204,11 +204,11 @@ def _is_in_folder(name: str) -> bool:
     return bool(colon) and Path(folder).expanduser().is_dir()
 
 
-def _read_dataset(name: str, split: str | None, subset: str | None, wrong: Wrong) -> Rows:
+def _read_dataset(name: str, split: str | None, subset: str | None, on_error: OnError) -> Rows:
     part = _choose_split(name, split, subset)
     rows: Iterable[JsonObject]
     if isinstance(part, _Files):
-        rows = (row for file in part.files for _, row in FORMATS[file.suffix.lower()](file, wrong))
+        rows = (row for file in part.files for _, row in FORMATS[file.suffix.lower()](file, on_error))
     else:
         rows = _rows_of_dataset(part)
     yield from enumerate(rows, start=1)

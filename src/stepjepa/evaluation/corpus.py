@@ -50,7 +50,7 @@ def read_texts(
         try:
             value = number_as_text(row.get(column) if column is not None else _text_of(row, path, line, answers))
         except UserError as error:
-            bad.note(error, line)
+            bad.handle(error, line)
             continue
         if isinstance(value, str) and (without_thought(value) if answers else value).strip():
             texts.append(Text(value, path, line))
@@ -64,7 +64,7 @@ def read_texts(
             lacks = "has no answer" if answers else "has no question"
             problem = lacks if column is None else f"has no text in the column '{column}'"
             remedies = [f"name the `{setting}` of the texts, one of {named(row)}"]
-        bad.note(RowError(problem, *remedies, path=path, line=line), line)
+        bad.handle(RowError(problem, *remedies, path=path, line=line), line)
     bad.tell()
     if not texts:
         raise UserError(f"holds no texts{' besides skipped lines' if bad.count else ''}; add at least one", path=path)

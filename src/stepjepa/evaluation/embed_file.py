@@ -73,7 +73,7 @@ def texts_of(path: str, column: str, bad: BadRecords | None = None) -> Iterator[
             yield Text(value, path, line), row
         else:
             fault = f"column '{column}' holds {shown(value)}, no text" if column in row else f"has no column '{column}'"
-            bad.note(UserError(f"{fault}; there are {named(row)}", path=path, line=line), line)
+            bad.handle(UserError(f"{fault}; there are {named(row)}", path=path, line=line), line)
 
 
 def records_of(path: str, *, open_chats: bool, bad: BadRecords | None = None) -> Iterator[tuple[Record, JsonObject]]:
@@ -89,7 +89,7 @@ def records_of(path: str, *, open_chats: bool, bad: BadRecords | None = None) ->
         try:
             record = parse_record(with_answer(row) if open_chats else row, path, line)
         except UserError as error:
-            bad.note(error, line)
+            bad.handle(error, line)
         else:
             yield record, row
 
@@ -187,7 +187,7 @@ def _without_bad(
             if id_column is not None:
                 _id(value, row, id_column)
         except UserError as error:
-            bad.note(error, value.line)
+            bad.handle(error, value.line)
         else:
             good.append((value, row))
     return good

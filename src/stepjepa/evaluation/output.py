@@ -10,7 +10,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import (
     File,
     append_jsonl,
-    json_at,
+    json_or_empty,
     naming_disk_errors,
     read_json_object,
     read_jsonl,
@@ -89,7 +89,7 @@ class OutputFile:
 
     def summary(self) -> JsonObject | None:
         """Return the summary of a complete file; None if there is none yet."""
-        summary = json_at(self.summary_file) if self.complete else {}
+        summary = json_or_empty(self.summary_file) if self.complete else {}
         return summary if summary.get("settings") == self._identity else None
 
     def add(self, lines: Sequence[Line]) -> None:

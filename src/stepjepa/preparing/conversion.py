@@ -106,7 +106,7 @@ def convert_rows(
             counts.dropped[str(reason)] += 1
         except UserError as error:
             located = error if error.line is not None else error.at(path, line)
-            (bad or BadRecords()).note(located, line)
+            (bad or BadRecords()).handle(located, line)
         else:
             records_made += records
             for name, value in row.items():

@@ -8,7 +8,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from stepjepa.base.errors import visible
-from stepjepa.base.files import File, fingerprint, json_at
+from stepjepa.base.files import File, fingerprint, json_or_empty
 from stepjepa.base.terminal import note
 from stepjepa.models.base_path import base_as_trained
 
@@ -43,7 +43,7 @@ def model_fingerprint(path: File) -> str:
 def _base_folder(folder: Path) -> Path | None:
     """Return the folder of the base model of an adapter; None if there is no such folder, or no adapter."""
     # A damaged configuration is reported when the model is loaded; an adapter that names itself has no other base.
-    base = json_at(folder / "adapter_config.json").get("base_model_name_or_path")
+    base = json_or_empty(folder / "adapter_config.json").get("base_model_name_or_path")
     place = Path(base_as_trained(folder, base)) if isinstance(base, str) and base else folder
     return place if place.is_dir() and place.resolve() != folder.resolve() else None
 

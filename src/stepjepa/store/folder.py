@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import apply_umask, check_writable, fingerprint, json_at, naming_disk_errors, write_json
+from stepjepa.base.files import apply_umask, check_writable, fingerprint, json_or_empty, naming_disk_errors, write_json
 from stepjepa.base.processes import is_main_process
 
 RUN_FILE = "run.json"
@@ -99,7 +99,7 @@ def _check_named(checkpoint: Path, in_run: Sequence[Path]) -> None:
     if fault := checkpoint_fault(checkpoint, read_all=True):
         raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=checkpoint)
     # A newer checkpoint left in the folder would be the one that 'last' resumes.
-    steps = json_at(checkpoint / "trainer_state.json").get("global_step")
+    steps = json_or_empty(checkpoint / "trainer_state.json").get("global_step")
     if is_main_process() and in_run and isinstance(steps, int) and steps < _number(in_run[0]):
         raise UserError(f"is older than {in_run[0].name}; move that elsewhere, or pass 'last'", path=checkpoint)
 
@@ -240,14 +240,14 @@ def save_atomically(folder: Path, save: Callable[[str], None]) -> None:
         shutil.rmtree(part, ignore_errors=True)
         raise
     if is_main_process():
-        earlier = json_at(folder / CHECKSUMS_FILE)
+        earlier = json_or_empty(folder / CHECKSUMS_FILE)
         for file in sorted(part.iterdir()):
             target = folder / file.name
             if target.is_dir():
                 # A folder of an earlier save, such as a tokenizer's templates: a rename needs an empty target.
                 shutil.rmtree(target)
             file.replace(target)
-        gone = earlier.keys() - json_at(folder / CHECKSUMS_FILE).keys()
+        gone = earlier.keys() - json_or_empty(folder / CHECKSUMS_FILE).keys()
         for file in list(folder.iterdir()):
             if file.name in gone and any(map(file.match, _WEIGHTS)):
                 file.unlink()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import json_at
+from stepjepa.base.files import json_or_empty
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.lora import LoraSettings
@@ -134,7 +134,7 @@ FURTHER_CALL = "schedule"
 
 def _steps_of(checkpoint: str) -> int | None:
     """Return the number of steps after which a checkpoint was saved; None if it does not say so."""
-    steps = json_at(Path(checkpoint) / "trainer_state.json").get("global_step")
+    steps = json_or_empty(Path(checkpoint) / "trainer_state.json").get("global_step")
     return steps if isinstance(steps, int) else None
 
 

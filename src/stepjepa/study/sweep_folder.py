@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepjepa.base.errors import UserError, visible
-from stepjepa.base.files import atomic_write, json_at, write_json
+from stepjepa.base.files import atomic_write, json_or_empty, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.store.environment import versions
 from stepjepa.store.folder import RUN_FILE, SUMMARY
@@ -130,17 +130,17 @@ class SweepFolder:
 
     def is_trained(self, trial: Trial) -> bool:
         """Return whether the training of a trial is finished."""
-        return json_at(self.run_folder(trial) / RUN_FILE).get("status") == FINISHED
+        return json_or_empty(self.run_folder(trial) / RUN_FILE).get("status") == FINISHED
 
     def is_evaluated(self, trial: Trial) -> bool:
         """Return whether a trial is trained and evaluated."""
-        return self.is_trained(trial) and bool(json_at(self.run_folder(trial) / f"{EVALUATION}{SUMMARY}"))
+        return self.is_trained(trial) and bool(json_or_empty(self.run_folder(trial) / f"{EVALUATION}{SUMMARY}"))
 
     def other_versions(self, trials: Sequence[Trial]) -> list[str]:
         """Return the versions with which trials were begun, where those installed are others."""
         now, others = versions(), dict[str, None]()
         for trial in trials:
-            begun = json_at(self.run_folder(trial) / RUN_FILE).get("versions")
+            begun = json_or_empty(self.run_folder(trial) / RUN_FILE).get("versions")
             for name, version in begun.items() if isinstance(begun, dict) else ():
                 if name != "platform" and version != now.get(name):
                     others[visible(f"{name} {version} (now {now.get(name, 'not there')})")] = None
@@ -151,7 +151,9 @@ class SweepFolder:
         names = {trial.name for trial in self.trials}
         records = (file.relative_to(self.path).as_posix() for file in sorted(self.path.glob(f"*/*{RECORD}")))
         others = [name for name in (record.removesuffix(RECORD) for record in records) if name not in names]
-        return [visible(name) for name in others if json_at(self.path / name / RUN_FILE).get("status") == FINISHED]
+        return [
+            visible(name) for name in others if json_or_empty(self.path / name / RUN_FILE).get("status") == FINISHED
+        ]
 
     def has_answers(self, trial: Trial) -> bool:
         """Return whether the evaluation of a trial has written a line."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stepjepa.base.files import json_at
+from stepjepa.base.files import json_or_empty
 from stepjepa.base.json_object import JsonObject
 
 NEW, BEGUN, FAILED, FINISHED = "new", "begun", "failed", "finished"
@@ -19,4 +19,4 @@ def record_file(sweep: Path, name: str) -> Path:
 
 def read_trial_record(sweep: Path, name: str) -> JsonObject:
     """Return settings, flags and outcome of a trial; an empty dict if it was not begun."""
-    return json_at(record_file(sweep, name))
+    return json_or_empty(record_file(sweep, name))

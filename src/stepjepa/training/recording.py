@@ -15,7 +15,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import atomic_write, json_at
+from stepjepa.base.files import atomic_write, json_or_empty
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Stopped
@@ -102,7 +102,9 @@ class Recorder(TrainerCallback):
         if resume in (None, False):
             # Other processes may look at another disk, or later, when the record of this run is there.
             if _broadcast(self.record is None and (self.folder / RUN_FILE).is_file()):
-                raise UserError(f"holds the record of {self._way_on()}name another output_dir", path=self.folder)
+                raise UserError(
+                    f"holds the record of {self._run_and_remedy()}name another output_dir", path=self.folder
+                )
             if _broadcast(self.record is None and (self.folder / CONFIG_FILE).is_file()):
                 beside = f"and the folder holds no {RUN_FILE} beside it"
                 raise UserError(
@@ -117,11 +119,11 @@ class Recorder(TrainerCallback):
             raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=str(resume))
         return str(resume)
 
-    def _way_on(self) -> str:
-        """Return the words for the run in the folder, and how a new trainer can go on with it."""
+    def _run_and_remedy(self) -> str:
+        """Describe the run in the folder, and how a new trainer resumes it, as the beginning of a remedy."""
         if checkpoints(self.folder):
             return "a run; train(resume_from_checkpoint=True) resumes it, or "
-        if json_at(self.folder / RUN_FILE).get("status") == "finished":
+        if json_or_empty(self.folder / RUN_FILE).get("status") == "finished":
             return "a finished run without checkpoints; "
         return "a run without checkpoints; train(resume_from_checkpoint='auto') begins it again, or "
 

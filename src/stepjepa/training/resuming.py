@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
-from stepjepa.base.files import json_at
+from stepjepa.base.files import json_or_empty
 from stepjepa.base.terminal import note
 from stepjepa.training.interface import TrainerInterface
 
@@ -92,7 +92,7 @@ class ResumeCallback(TrainerCallback):
         """
         folders = (Path(str(args.output_dir)), checkpoint.parent)
         # Read again, since Trainer clears the path if nothing is there.
-        path = json_at(checkpoint / "trainer_state.json").get("best_model_checkpoint")
+        path = json_or_empty(checkpoint / "trainer_state.json").get("best_model_checkpoint")
         # None if the best evaluation so far was at a step that is not saved.
         recorded = None if path is None else Path(str(path)).name
         best = None if recorded is None else _in_one_of(folders, recorded)

@@ -60,7 +60,7 @@ def _read_metrics(run: LoggedRun) -> None:
     """Read the lines of ``metrics.jsonl`` that have a step; note those that can't be read."""
     faults: list[UserError] = []
     try:
-        lines = [line for _, line in read_jsonl(run.folder / METRICS_FILE, wrong=faults.append)]
+        lines = [line for _, line in read_jsonl(run.folder / METRICS_FILE, on_error=faults.append)]
         run.metrics.extend(line for line in lines if is_number(line.get("step")))
     except UserError as missing:
         run.notes.append(f"Nothing is shown over steps: {missing}.")
