@@ -15,7 +15,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.batch.micro_batch import Batch, BatchRecords
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.alignment import Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
-from stepjepa.objectives.monitors import MetricWindow, effective_rank, pair_similarity, ratio, retrieval_top1
+from stepjepa.objectives.monitors import MetricWindow, effective_rank, pair_similarity, ratio_column, retrieval_top1
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.term import Context, load_term, term
 from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
@@ -285,8 +285,8 @@ def test_window_holds_sums_and_the_latest_pairs() -> None:
 
 
 def test_what_was_not_measured_is_not_there() -> None:
-    assert ratio("shuffled_similarity", 0.0, 0.0) == {}
-    assert ratio("shuffled_similarity", 3.0, 6.0) == {"shuffled_similarity": 0.5}
+    assert ratio_column("shuffled_similarity", 0.0, 0.0) == {}
+    assert ratio_column("shuffled_similarity", 3.0, 6.0) == {"shuffled_similarity": 0.5}
     window = MetricWindow()
     window.add_pairs(torch.ones(1, 3), torch.ones(1, 3))
     assert window.geometry() == {}

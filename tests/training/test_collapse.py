@@ -12,7 +12,13 @@ from transformers import TrainerCallback
 
 import tiny
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES, collapse
+from stepjepa.objectives.monitors import (
+    COLLAPSE_PAIRS,
+    COLLAPSE_RANK,
+    COLLAPSE_REMEDIES,
+    COLLAPSE_SIMILARITY,
+    describe_collapse,
+)
 from stepjepa.training.trainer import JepaTrainer
 
 
@@ -34,7 +40,7 @@ def ranks(source: float, target: float, pairs: int = COLLAPSE_PAIRS) -> dict[str
     ],
 )
 def test_what_counts_as_a_collapse(logs: dict[str, float], said: str | None) -> None:
-    result = collapse(logs)
+    result = describe_collapse(logs)
     assert (result is None) == (said is None) and (said or "") in (result or "")
 
 
@@ -66,7 +72,7 @@ def test_once_in_a_run_that_is_resumed(tiny_tokenizer: Any, tmp_path: Path, capl
         run(tmp_path / "a", None, _Stop())
         (printed,) = warnings(caplog)
         assert printed.startswith("step 1: unrelated pairs have cosine 1.000: ")
-        assert printed.endswith(REMEDIES)
+        assert printed.endswith(COLLAPSE_REMEDIES)
         assert "`jepa_loss_type infonce`" in printed
         run(tmp_path / "a", str(tmp_path / "a" / "checkpoint-2"))
         assert len(warnings(caplog)) == 1

@@ -23,13 +23,13 @@ COLLAPSE_RANK = 1.5
 # Minimum number of pairs for judging a rank: few pairs span few directions.
 COLLAPSE_PAIRS = 16
 
-REMEDIES = (
+COLLAPSE_REMEDIES = (
     "try `jepa_loss_type infonce` with a small `lbd`, `sigreg 0.05`, or `variance 1` `covariance 0.04` "
     "(`target_grad stop` and `target_grad ema` only slow it down)"
 )
 
 
-def collapse(logs: dict[str, float]) -> str | None:
+def describe_collapse(logs: dict[str, float]) -> str | None:
     """Describe the collapse that a log line shows; None if there is none, or too little data to tell."""
     # Comparisons are written so that NaN shows no collapse.
     similarity = logs.get("shuffled_similarity", 0.0)
@@ -103,7 +103,7 @@ def retrieval_top1(source: Tensor, target: Tensor) -> float:
     return float((similarity.argmax(1) == torch.arange(len(source), device=source.device)).float().mean())
 
 
-def ratio(name: str, amount: float, count: float) -> dict[str, float]:
+def ratio_column(name: str, amount: float, count: float) -> dict[str, float]:
     """Return ``{name: amount / count}``; ``{}`` if the count is 0, since an unmeasured value is not zero."""
     return {name: amount / count} if count else {}
 
@@ -183,8 +183,12 @@ class MetricWindow:
             processes: number of processes, each with a window; all of them must call this, and get the same.
         """
         sums = {name: float(value) for name, value in self._sums.items()} if sums is None else sums
-        similarity = ratio("matched_similarity", sums["matched"], sums["pairs"])
-        return similarity | ratio("shuffled_similarity", sums["shuffled"], sums["crossings"]) | self.geometry(processes)
+        similarity = ratio_column("matched_similarity", sums["matched"], sums["pairs"])
+        return (
+            similarity
+            | ratio_column("shuffled_similarity", sums["shuffled"], sums["crossings"])
+            | self.geometry(processes)
+        )
 
     def geometry(self, processes: int = 1) -> dict[str, float]:
         """Compute ranks and retrieval of the latest pairs of all processes, and count them; empty for fewer than two.

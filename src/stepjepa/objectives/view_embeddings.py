@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.base.counting import counted
-from stepjepa.config.jepa import Pooling
 
 
 class ReadoutPlace(NamedTuple):
     """Where an embedding is read: index of the layer in transformers' ``hidden_states``, and ``last`` or ``mean``."""
 
     layer: int
-    pooling: Pooling
+    pooling: Literal["last", "mean"]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from stepjepa.base.terminal import spelled
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.models.ema import EmaEncoder
 from stepjepa.models.weights import all_finite
-from stepjepa.objectives.monitors import REMEDIES, collapse
+from stepjepa.objectives.monitors import COLLAPSE_REMEDIES, describe_collapse
 from stepjepa.objectives.term import TERMS
 from stepjepa.store.folder import BOARD_FOLDER, METRICS_FILE
 from stepjepa.training.interface import TrainerInterface
@@ -152,7 +152,7 @@ class LogCallback(TrainerCallback):
 
         Lines that this process has written before the training stay.
         """
-        self._warned = any(collapse(line) for line in state.log_history)
+        self._warned = any(describe_collapse(line) for line in state.log_history)
         path = Path(args.output_dir) / METRICS_FILE
         # A further call of ``train`` has a new history, and appends to the file.
         if state.is_world_process_zero and path.exists() and not self._recorder.steps_before:
@@ -181,9 +181,9 @@ class LogCallback(TrainerCallback):
             # Above the progress bar, where there is one.
             tqdm.write(f"step {state.global_step}/{state.max_steps}  {losses}", file=sys.stdout)
             sys.stdout.flush()
-        if not self._warned and (warning := collapse(logs)) is not None:
+        if not self._warned and (warning := describe_collapse(logs)) is not None:
             self._warned = True
-            logger.warning("step %d: %s; %s", state.global_step, warning, spelled(REMEDIES))
+            logger.warning("step %d: %s; %s", state.global_step, warning, spelled(COLLAPSE_REMEDIES))
 
 
 class BarCallback(ProgressCallback):

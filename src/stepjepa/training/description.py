@@ -91,11 +91,11 @@ def config_of(trainer: DescribedTrainer) -> RunConfig:
     """Make the ``RunConfig`` of a trainer's run; objects that it was passed are replaced by descriptions."""
     passed, args = trainer.passed, trainer.args
     # A function changed the views of the records, so the file alone does not describe them.
-    train = None if passed.views else passed.train
+    train = None if passed.has_views else passed.train
     is_object = {
         "model": passed.model is None,
-        "tokenizer": passed.tokenizer,
-        "objective": passed.objective,
+        "tokenizer": passed.has_tokenizer,
+        "objective": passed.has_objective,
         "train_dataset": train is None,
         "eval_dataset": passed.held_out is None,
     }
@@ -301,7 +301,7 @@ def describe_run(
     config = config or RunConfig(model_name=passed.model)
     name = config.model_name or base.config.name_or_path or type(base).__name__
     if data is None:
-        data = {"train": source_of(prepared, None if passed.views else passed.train)}
+        data = {"train": source_of(prepared, None if passed.has_views else passed.train)}
         if trainer.held_out:
             data["eval"] = source_of_held_out(trainer.held_out, passed.held_out)
     return RunRecord(
@@ -313,7 +313,7 @@ def describe_run(
         machine=machine(use_cpu=training.use_cpu),
         versions=versions(),
         jepa=_jepa_as_trained(trainer),
-        objective=describe_objective(trainer.objective) if passed.objective else None,
+        objective=describe_objective(trainer.objective) if passed.has_objective else None,
         loaded=_loading(config, base),
         encoding={"used": trainer.encoding, "because": trainer.encoding_reason},
         lora=_adapter(trainer.model),

@@ -11,7 +11,7 @@ from stepjepa.training.interface import TrainerInterface
 from stepjepa.training.saving import resume_hint
 
 # Those that a resumed run may be given come first.
-REMEDIES = (
+_REMEDIES = (
     "pass `gradient_checkpointing true` or `bf16 true`, or begin again with a smaller `batch_size` or `max_length`"
 )
 
@@ -33,4 +33,4 @@ def naming_longest_record(trainer: TrainerInterface, batches: Sequence[Batch]) -
         if batches and (records := batches[-1].records).lines:
             length, line = max(zip(records.lengths, records.lines, strict=True))
             fault += f"; the longest record of the micro-batch is {trainer.source}:{line}, with {length:,} tokens"
-        raise UserError(f"{fault}; {REMEDIES}; {resume_hint(trainer.args.output_dir)}") from None
+        raise UserError(f"{fault}; {_REMEDIES}; {resume_hint(trainer.args.output_dir)}") from None

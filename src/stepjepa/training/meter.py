@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.objectives.monitors import RUNNING_SUMS, MetricWindow, ratio
+from stepjepa.objectives.monitors import RUNNING_SUMS, MetricWindow, ratio_column
 from stepjepa.objectives.objective import Losses, Objective
 from stepjepa.training.interface import MeterState
 
@@ -84,7 +84,7 @@ class Meter:
         self.num_tokens += sums["tokens"]
         line = dict(logs)
         for name in objective.names:
-            line |= ratio(name, sums[name], jepa_steps if name in objective.of_pairs else steps)
+            line |= ratio_column(name, sums[name], jepa_steps if name in objective.of_pairs else steps)
         line |= {
             "num_tokens": self.num_tokens,
             "tokens_per_second": sums["tokens"] / seconds,
@@ -96,7 +96,7 @@ class Meter:
                 **{name: weight for name, weight in weights.items() if name is not None},
                 **self._window.monitors(sums, processes=self._processes),
                 "pairs_per_second": sums["pairs"] / seconds,
-                **ratio("without_pair_share", sums["records_without_pair"], sums["records_with_views"]),
+                **ratio_column("without_pair_share", sums["records_without_pair"], sums["records_with_views"]),
             }
         self.start()
         return line

@@ -14,10 +14,10 @@ class PassedNames:
     model: str | None  # a folder, hub id or preset; None for an object
     train: str | None  # a file, folder or hub data set; None for records
     held_out: str | None  # the same of held-out records; None for several sets of them
-    tokenizer: bool
-    objective: bool
-    optimizer: bool
-    views: bool
+    has_tokenizer: bool  # whether a tokenizer was passed
+    has_objective: bool  # whether an objective was passed
+    has_optimizer: bool  # whether an optimizer was passed
+    has_views: bool  # whether a function was passed that gives the views
 
     @classmethod
     def of(
@@ -36,10 +36,10 @@ class PassedNames:
             model=_name(model),
             train=_name(train),
             held_out=_name(held_out),
-            tokenizer=tokenizer is not None,
-            objective=objective is not None,
-            optimizer=optimizer is not None,
-            views=views is not None,
+            has_tokenizer=tokenizer is not None,
+            has_objective=objective is not None,
+            has_optimizer=optimizer is not None,
+            has_views=views is not None,
         )
 
     def with_held_out(self, held_out: object) -> Self:

@@ -182,7 +182,7 @@ class Recorder(TrainerCallback):
 
     def _passed_optimizer(self) -> JsonObject:
         """Return the settings of an optimizer that was passed to the trainer; its arguments don't have them."""
-        if not self._trainer.passed.optimizer:
+        if not self._trainer.passed.has_optimizer:
             return {}
         optimizer = self._trainer.optimizer
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]

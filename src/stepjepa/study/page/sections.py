@@ -179,13 +179,15 @@ def steps_section(runs: Sequence[LoggedRun], look: Look) -> Section:
         runs: those of the page.
         look: name of a run -> its colour and line style.
     """
-    from stepjepa.objectives.monitors import REMEDIES, collapse
+    from stepjepa.objectives.monitors import COLLAPSE_REMEDIES, describe_collapse
 
     warnings = []
     for run in runs:
         logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
-        if logged and (fault := collapse({name: value for name, value in logged[-1].items() if is_number(value)})):
-            warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {fault}; {spelled(REMEDIES)}")
+        if logged and (
+            fault := describe_collapse({name: value for name, value in logged[-1].items() if is_number(value)})
+        ):
+            warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {fault}; {spelled(COLLAPSE_REMEDIES)}")
     logged_names = dict.fromkeys(name for run in runs for line in run.metrics for name in line)
     trained = [name for name in logged_names if not name.startswith(HELD_OUT)]
     columns = dict.fromkeys(set_and_metric(name, trained)[1] for name in logged_names)
