@@ -21,9 +21,6 @@ from stepjepa.base.errors import UserError, shown, visible
 from stepjepa.base.json_object import JsonObject, WrittenFloat, WrittenInt, json_fault, parse_data
 from stepjepa.base.similar_names import question
 
-File = str | os.PathLike[str]
-"""The path of a file or folder."""
-
 _OTHER_DISK = "free some space or name a place on another disk, then run it again"
 DISK_REMEDIES = {
     errno.ENOSPC: _OTHER_DISK,

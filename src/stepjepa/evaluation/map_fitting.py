@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import File
 from stepjepa.base.terminal import note
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
@@ -73,7 +73,7 @@ def fit_map(
     records: Sequence[Record],
     places: Sequence[ReadoutPlace],
     *,
-    file: File | None,
+    file: str | os.PathLike[str] | None,
     kind: str = "records",
 ) -> FittedMap:
     """Fit a linear map on the pairs of records, at the best of several places; records without a pair are noted.

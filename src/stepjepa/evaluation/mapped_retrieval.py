@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stepjepa.base.files import File
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.questions import question_hashes
 from stepjepa.data.record import Record
@@ -48,7 +48,7 @@ def rank_behind_map(
     test: Sequence[Record],
     names: Sequence[str | None],
     *,
-    file: File,
+    file: str | os.PathLike[str],
     left_out: int,
 ) -> MappedRetrieval:
     """Rank the distinct targets of test records behind a linear map.

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import (
-    File,
     append_jsonl,
     json_or_empty,
     naming_disk_errors,
@@ -27,12 +26,12 @@ _FIELDS |= {"gold_loss", "gold_tokens"}
 _ANEW = "name another `output_file`, or pass `overwrite` to start again"
 
 
-def summary_file(output: File) -> Path:
+def summary_file(output: str | os.PathLike[str]) -> Path:
     """Return the path of the summary of a file of lines."""
     return Path(output).with_suffix(SUMMARY)
 
 
-def meta_file(output: File) -> Path:
+def meta_file(output: str | os.PathLike[str]) -> Path:
     """Return the path of the file that identifies the evaluation of a file of lines."""
     return Path(output).with_name(f"{Path(output).name}.meta.json")
 
@@ -53,7 +52,9 @@ class OutputFile:
         UserError: the file was begun with another identity, or is damaged.
     """
 
-    def __init__(self, path: File, indices: Collection[int], identity: JsonObject, *, overwrite: bool) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], indices: Collection[int], identity: JsonObject, *, overwrite: bool
+    ) -> None:
         self.path = Path(path)
         self.summary_file, self._meta_file = summary_file(self.path), meta_file(self.path)
         self._indices, self._identity, self._overwrite, self._begun = indices, identity, overwrite, False

@@ -1,12 +1,13 @@
 """Settings of evaluations, without importing torch."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import File, check_output_file
+from stepjepa.base.files import check_output_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.batch_sizes import ANSWERED
 from stepjepa.config.jepa import Dtype, Pooling, Quantization
@@ -35,10 +36,10 @@ _PREDICTIONS = "JSON lines with 'index' (from 0), 'generated' (a text, or a list
 class ScoringSettings:
     """The settings that ``stepjepa evaluate`` and ``stepjepa score`` share; UserError if a value is not allowed."""
 
-    test_file: File = option(
+    test_file: str | os.PathLike[str] = option(
         help="records to evaluate; JSON lines with 'messages'", group="files", names=("input_file",), metavar="FILE"
     )
-    output_file: File = option(
+    output_file: str | os.PathLike[str] = option(
         help="file of answers and scores, JSON lines, one per example", group="files", metavar="FILE"
     )
     overwrite: bool = option(False, "replace what `output_file` holds", group="files", names=("no_skip_existing",))
@@ -61,7 +62,7 @@ class ScoringSettings:
         names = ("task", "scoring", "startswith")
         return {**{name: getattr(self, name) for name in names}, "options": self.task_options}
 
-    def check_output(self, source: File, what: str) -> None:
+    def check_output(self, source: str | os.PathLike[str], what: str) -> None:
         """Raise ``UserError`` if the output file is a folder or the source, which the message calls ``what``."""
         output = check_output_file(self.output_file, overwrite=True)  # a folder, that is
         if output.suffix != ".jsonl":
@@ -91,7 +92,9 @@ class EvaluationSettings(ScoringSettings):
     retrieval: bool = option(False, _RETRIEVAL, group="scoring")
     layer: int | None = option(None, _LAYER, group="scoring", only_with="retrieval")
     pooling: Pooling | None = option(None, _POOLING, group="scoring", only_with="retrieval")
-    linear_map: File | None = option(None, _LINEAR_MAP, group="scoring", only_with="retrieval", metavar="FILE")
+    linear_map: str | os.PathLike[str] | None = option(
+        None, _LINEAR_MAP, group="scoring", only_with="retrieval", metavar="FILE"
+    )
     batch_size: int = option(ANSWERED, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
     dtype: Dtype = option("auto", "dtype of the weights", group="generation")
@@ -176,7 +179,7 @@ class EvaluationSettings(ScoringSettings):
 class ScoreSettings(ScoringSettings):
     """Settings of ``score_predictions``; UserError if a value is not allowed or a file would be replaced."""
 
-    predictions: File = option(help=_PREDICTIONS, group="files", metavar="FILE")
+    predictions: str | os.PathLike[str] = option(help=_PREDICTIONS, group="files", metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()

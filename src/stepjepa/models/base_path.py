@@ -1,13 +1,14 @@
 """Where the base model of an adapter is. Free of torch."""
 
+import os
 from pathlib import Path
 
-from stepjepa.base.files import File, json_or_empty
+from stepjepa.base.files import json_or_empty
 
 _RUN = "run.json"  # of a run folder, whose modules stand above this one
 
 
-def base_as_trained(folder: File, base: str) -> str:
+def base_as_trained(folder: str | os.PathLike[str], base: str) -> str:
     """Return the folder that ``base``, a path in an adapter's file, named where its training was started.
 
     Relative to the working directory it may be missing, or another model. Unchanged where the record of the run says

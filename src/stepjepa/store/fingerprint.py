@@ -1,6 +1,7 @@
 """Fingerprints: whether two runs had the same model, weights and data."""
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from stepjepa.base.errors import visible
-from stepjepa.base.files import File, fingerprint, json_or_empty
+from stepjepa.base.files import fingerprint, json_or_empty
 from stepjepa.base.terminal import note
 from stepjepa.models.base_path import base_as_trained
 
@@ -21,7 +22,7 @@ _MODEL_FILES = (
 _CHUNK, _CHUNKS = 2**16, 256
 
 
-def model_fingerprint(path: File) -> str:
+def model_fingerprint(path: str | os.PathLike[str]) -> str:
     """Hash the files of a model folder and of an adapter's base model; return a hub id unchanged.
 
     Of files above 16 MiB only 256 evenly spaced chunks are hashed, which is enough since training changes all weights.
@@ -48,7 +49,7 @@ def _base_folder(folder: Path) -> Path | None:
     return place if place.is_dir() and place.resolve() != folder.resolve() else None
 
 
-def tell_changed_base(model_path: File, before: str | None) -> None:
+def tell_changed_base(model_path: str | os.PathLike[str], before: str | None) -> None:
     """Print a note where an adapter's base model is not that of its training: a folder that was trained anew.
 
     Args:
