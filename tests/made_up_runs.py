@@ -8,7 +8,7 @@ from typing import Any
 
 from stepjepa.base.files import write_json, write_jsonl
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.evaluation.output import RETRIEVAL, summarise
+from stepjepa.evaluation.output import RETRIEVAL_METRICS, summarise
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import RUN_FILE
 
@@ -129,13 +129,13 @@ def retrieve(
 
     With ``behind_map`` every metric behind a linear map is that.
     """
-    means = [round(hits + number / 10, 6) for number in range(len(RETRIEVAL))]
+    means = [round(hits + number / 10, 6) for number in range(len(RETRIEVAL_METRICS))]
     scores = {
         each: {"mean": mean, "low": mean - 0.05, "high": mean + 0.05}
-        for each, mean in zip(RETRIEVAL, means, strict=True)
+        for each, mean in zip(RETRIEVAL_METRICS, means, strict=True)
     }
     readout = {"views": "llm-jepa", "layer": layer, "pooling": "last"}
-    behind = {each: {"mean": behind_map, "low": behind_map, "high": behind_map} for each in RETRIEVAL}
+    behind = {each: {"mean": behind_map, "low": behind_map, "high": behind_map} for each in RETRIEVAL_METRICS}
     fitted = {"file": "known.jsonl", "records": 31, "left_out": 0, "penalty": 0.01, "queries": 11, "candidates": 7}
     mapped = {} if behind_map is None else {"linear_map": {**fitted, **behind, "readout": {**readout, "layer": 3}}}
     counts = {"queries": 11, "candidates": 7, "readout": readout, "equal_text_only": None}

@@ -36,7 +36,7 @@ from stepjepa.base.files import atomic_write
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
 from stepjepa.data.sources import read_records
-from stepjepa.evaluation.output import RETRIEVAL
+from stepjepa.evaluation.output import RETRIEVAL_METRICS
 from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.models.loading import load_for_inference, load_model
@@ -149,7 +149,7 @@ def row(about: dict[str, Any], source: Matrix, target: Matrix, test: Asked) -> d
     values = metrics(ranking.ranks)
     of_text = metrics(ranking.of_text or ranking.ranks)["hits_at_1"]
     in_training = np.asarray(read_splits().get(test.data.name, {}).get("language", ()))
-    figures = {name: values[name].mean() for name in RETRIEVAL} | {"hits_at_1_of_text": of_text.mean()}
+    figures = {name: values[name].mean() for name in RETRIEVAL_METRICS} | {"hits_at_1_of_text": of_text.mean()}
     if len(in_training) == len(count):
         figures |= {
             "hits_at_1_language_seen": of_text[in_training].mean(),
@@ -354,7 +354,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def write(rows: Sequence[dict[str, Any]], file: Path) -> None:
     """Write the file, sorted by arm, seed and method."""
-    columns = ["arm", "seed", "method", "choice", "queries", "candidates", *RETRIEVAL, "hits_at_1_of_text"]
+    columns = ["arm", "seed", "method", "choice", "queries", "candidates", *RETRIEVAL_METRICS, "hits_at_1_of_text"]
     columns += ["hits_at_1_language_seen", "hits_at_1_language_new", "right"]
     table = pd.DataFrame(rows).reindex(columns=columns).sort_values(["arm", "seed", "method"])
     with atomic_write(file) as stream:

@@ -20,7 +20,7 @@ from stepjepa.cli.main import main
 from stepjepa.config.jepa import SETTINGS, JepaConfig
 from stepjepa.data.record import Record
 from stepjepa.evaluation import retrieval as module
-from stepjepa.evaluation.output import RETRIEVAL
+from stepjepa.evaluation.output import RETRIEVAL_METRICS
 from stepjepa.evaluation.retrieval import (
     answer_names,
     mean_over_queries,
@@ -211,7 +211,9 @@ def test_an_evaluation_with_retrieval(runs: dict[str, Path], capsys: pytest.Capt
         retrieval=True,
     )  # fmt: skip
     assert scores["retrieval_mrr"] == result["mrr"]["mean"]
-    assert [name for name in scores.names if name.startswith("retrieval")] == [f"retrieval_{n}" for n in RETRIEVAL]
+    assert [name for name in scores.names if name.startswith("retrieval")] == [
+        f"retrieval_{n}" for n in RETRIEVAL_METRICS
+    ]
     without = format_summary({**summary, "retrieval": None}, details=True)
     assert not any(word in without for word in ("nearest answer", "nDCG", "retrieval"))
 
@@ -268,7 +270,7 @@ def test_retrieval_during_training_is_that_of_the_evaluation(runs: dict[str, Pat
     for line in logged:
         folder = runs["views"] / f"checkpoint-{line['step']}"
         scores = RetrievalScores(stepjepa.read_records(runs["data"]))(Jepa.from_pretrained(folder), 3)
-        assert {name: line[f"eval_retrieval_{name}"] for name in RETRIEVAL} == pytest.approx(scores)
+        assert {name: line[f"eval_retrieval_{name}"] for name in RETRIEVAL_METRICS} == pytest.approx(scores)
     # The best checkpoint is chosen by it, and loaded at the end.
     best = max(line["eval_retrieval_hits_at_1"] for line in logged)
     state = json.loads((runs["views"] / "checkpoint-2" / "trainer_state.json").read_text())

@@ -34,5 +34,5 @@ def content_part(text: str, *, in_thought: bool = False) -> str:
 
 
 def opens_thought(prompt: str | None) -> bool:
-    """Whether a prompt ends inside a thought."""
+    """Return whether a prompt ends inside a thought."""
     return prompt is not None and ends_in_thought(prompt)

@@ -145,7 +145,7 @@ def _joined(pieces: Sequence[str], contents: Sequence[str]) -> str:
 
 
 def _is_plain(message: Message) -> bool:
-    """Whether a message is only a role and a content without outer white space, thoughts and private-use characters."""
+    """Return whether a message is a role and a content without outer white space, thought or private-use character."""
     content = message["content"]
     return (
         len(message) == 2

@@ -80,7 +80,7 @@ def _names_of_the_list(tree: nodes.Template) -> set[str]:
 
 
 def _is_list(node: nodes.Node, lists: set[str]) -> bool:
-    """Whether an expression is the list of messages, or the rest of it from a fixed place on."""
+    """Return whether an expression is the list of messages, or the rest of it from a fixed place on."""
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
         part = node.arg
         begins = part.start is None or (isinstance(part.start, nodes.Const) and part.start.value in (0, 1))
@@ -89,7 +89,7 @@ def _is_list(node: nodes.Node, lists: set[str]) -> bool:
 
 
 def _is_decided(node: nodes.Node, lists: set[str], *, in_loop: bool) -> bool:
-    """Whether an expression reads the messages, or `loop`, and no later message can change it."""
+    """Return whether an expression reads the messages, or `loop`, and no later message can change it."""
     if isinstance(node, nodes.Getitem):
         first = isinstance(node.arg, nodes.Const) and node.arg.value == 0
         return first and isinstance(node.node, nodes.Name) and node.node.name in lists

@@ -74,17 +74,17 @@ def last_tag(text: str, begin: int = 0) -> Tag | None:
 
 
 def ends_in_thought(prompt: str) -> bool:
-    """Whether a prompt ends in an opening think tag, so that the model continues with a thought."""
+    """Return whether a prompt ends in an opening think tag, so that the model continues with a thought."""
     return prompt.rstrip().endswith(tuple(_CLOSING))
 
 
 def may_end_in_tag(text: str) -> bool:
-    """Whether a prompt that ends in ``text`` may end inside a thought, see :func:`ends_in_thought`."""
+    """Return whether a prompt that ends in ``text`` may end inside a thought, see :func:`ends_in_thought`."""
     return any(tag.endswith(text.rstrip()) or text.rstrip().endswith(tag) for tag in _CLOSING)
 
 
 def has_tag(text: str) -> bool:
-    """Whether a text has a think tag."""
+    """Return whether a text has a think tag."""
     return _TAG.search(text) is not None
 
 

@@ -289,7 +289,7 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def overlap(tokens: Spans, contents: Spans) -> bool:
-    """Whether a content of a text contains one of its special tokens, or a part of one."""
+    """Return whether a content of a text contains one of its special tokens, or a part of one."""
     if len(tokens) * len(contents) < 64:
         return any(start < end and start < token[1] and token[0] < end for token in tokens for start, end in contents)
     spans = sorted(span for span in contents if span[0] < span[1])
@@ -308,7 +308,7 @@ def _sliced(text: str, starts: Sequence[int], end: int) -> list[str]:
 
 
 def _begins(full: Pieces, prompt: Pieces) -> bool:
-    """Whether the tokens of a turn begin with those of its prompt; equal pieces have equal tokens."""
+    """Return whether the tokens of a turn begin with those of its prompt; equal pieces have equal tokens."""
     *shared, last = prompt
     if len(shared) < len(full) and all(map(is_, shared, full)):
         ids, begin = full[len(shared)].ids, last.ids
@@ -349,7 +349,7 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: b
 
 
 def _passes_texts_on(tokenizer_class: Any) -> bool:
-    """Whether a class of tokenizers passes texts to its backend unchanged, as nearly all do."""
+    """Return whether a class of tokenizers passes texts to its backend unchanged, as nearly all do."""
     from transformers import PreTrainedTokenizerFast
 
     usual: Any = PreTrainedTokenizerFast

@@ -68,7 +68,7 @@ def _missing(messages: Sequence[Message], turns: Sequence[Turn]) -> Iterator[Mes
 
 
 def _is_written(message: Message, prompt: str) -> bool:
-    """Whether a prompt has the content of a message without its thought, as it is or as JSON text."""
+    """Return whether a prompt has the content of a message without its thought, as it is or as JSON text."""
     content = str(message["content"])
     content = (without_thought(content) if message["role"] == "assistant" else content).strip()
     return content in prompt or json.dumps(content, ensure_ascii=False)[1:-1] in prompt

@@ -95,9 +95,9 @@ def run_checks(args: argparse.Namespace) -> JsonObject:
     seed, name = args.finetune_seed, run.model_name or "preset:tiny"
     records = generated_records(run, seed) if run.train_file is None else training_records(run)
     print(f"model {name}, data {run.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
-    looked_at = spread(records, args.max_records)
-    print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")
-    subject = training_subject(run, name, records, looked_at, seed=seed, lora=args.lora)
+    sample = spread(records, args.max_records)
+    print(f"{len(sample):,} of {len(records):,} records looked at, spread over all (--max_records)")
+    subject = training_subject(run, name, records, sample, seed=seed, lora=args.lora)
     if (unused := subject.jepa.record_tokenizer.describe().get(NOT_USED)) is not None:
         note(f"{NOT_USED}: {unused}")
     checks = []

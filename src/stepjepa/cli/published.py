@@ -16,7 +16,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.config.jepa import DEFAULTS
 
 PUBLISHED_TEMPERATURE = 0.07
-"""Temperature of the published InfoNCE; the default here is another one."""
+"""Temperature of the published InfoNCE, pinned: a published command keeps it, whatever the default here is."""
 
 FALSE = ("false", "0", "no", "off")
 """Values that switch a flag off, as the parser reads them."""
@@ -311,8 +311,8 @@ def translate_evaluate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     for name in ("train_file", "test_size", "split_seed", "process_split"):
         reason = "a test file is never split here; split with 'stepjepa train --data_file', or pass --nosplit_data"
         line.refuse(name, reason, without_effect=lambda _: is_unsplit)
-    for name, usual in OF_ANALYZE.items():
-        line.refuse(name, "'stepjepa analyze' draws embeddings", without_effect=usual.__eq__)
+    for name, default in OF_ANALYZE.items():
+        line.refuse(name, "'stepjepa analyze' draws embeddings", without_effect=default.__eq__)
     for name, (harmless, difference) in OF_DECODING.items():
         if line.has(name):
             if (value := line.take(name)) not in harmless:

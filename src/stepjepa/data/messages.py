@@ -169,7 +169,7 @@ def source_role(turn: Mapping[str, object]) -> object:
 
 
 def continues_turn(turn: Mapping[str, object], before: Mapping[str, object]) -> bool:
-    """Whether a message is a call of the turn before it: ShareGPT's and ms-swift's form has a message for each call.
+    """Return whether a message is a call of the turn before it: ShareGPT and ms-swift write a message for each call.
 
     Args:
         turn: as in the row.
@@ -199,7 +199,7 @@ def join_calls(before: JsonObject, call: JsonObject, name: str) -> JsonObject:
 
 
 def _is_read(turn: Mapping[str, object], key: str) -> bool:
-    """Whether a key of a message is read: not if its value is another than that of the key that comes first."""
+    """Return whether a key of a message is read: not if its value is another than that of the key that comes first."""
     for names in (("role", "from"), ("content", "value")):
         if key == names[1] and turn.get(names[0]) is not None:
             return turn[key] == turn[names[0]]

@@ -150,7 +150,7 @@ def summarise(lines: Sequence[Line], headline: str) -> JsonObject:
     }
 
 
-RETRIEVAL = ("hits_at_1", "hits_at_10", "mrr", "ndcg_at_10")
+RETRIEVAL_METRICS = ("hits_at_1", "hits_at_10", "mrr", "ndcg_at_10")
 """Metrics of retrieval, see ``evaluation.retrieval.metrics``."""
 
 
@@ -164,6 +164,6 @@ def retrieval_scores(summary: JsonObject) -> dict[str, JsonObject]:
     return {
         f"{name}_{metric}": ranking[metric]
         for name, ranking in rankings.items()
-        for metric in RETRIEVAL
+        for metric in RETRIEVAL_METRICS
         if metric in ranking
     }

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
-from stepjepa.evaluation.output import RETRIEVAL, mean_with_interval
+from stepjepa.evaluation.output import RETRIEVAL_METRICS, mean_with_interval
 from stepjepa.objectives.precision import without_autocast
 from stepjepa.objectives.view_embeddings import ViewEmbeddings
 from stepjepa.tasks.base import Task
@@ -77,7 +77,7 @@ def _distinct_rows(vectors: torch.Tensor) -> tuple[torch.Tensor, NDArray[np.int6
 
 
 def metrics(ranks: Ranks) -> dict[str, NDArray[np.float64]]:
-    """Compute each metric of ``output.RETRIEVAL`` for every query, ``[Q]``.
+    """Compute each metric of ``output.RETRIEVAL_METRICS`` for every query, ``[Q]``.
 
     ``hits_at_k`` is 1 if a right candidate is among the first k; ``mrr`` the reciprocal rank of the first right one;
     ``ndcg_at_10`` the gain ``sum 1 / log2(1 + rank)`` of the right ones among the first ten, divided by the largest
@@ -88,7 +88,7 @@ def metrics(ranks: Ranks) -> dict[str, NDArray[np.float64]]:
     ideal = np.cumsum(1 / np.log2(1 + np.arange(1, CUTOFF + 1)))
     largest = np.asarray([ideal[min(len(record_ranks), CUTOFF) - 1] for record_ranks in ranks])
     values = ((first <= 1), (first <= CUTOFF), 1 / first, gain / largest)
-    return {name: np.asarray(value, np.float64) for name, value in zip(RETRIEVAL, values, strict=True)}
+    return {name: np.asarray(value, np.float64) for name, value in zip(RETRIEVAL_METRICS, values, strict=True)}
 
 
 def mean_over_queries(values: NDArray[np.float64], record: NDArray[np.int64], seed: int = 0) -> dict[str, float | None]:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
-from stepjepa.evaluation.output import RETRIEVAL
+from stepjepa.evaluation.output import RETRIEVAL_METRICS
 from stepjepa.evaluation.retrieval import answer_names, rank_targets
 from stepjepa.objectives.view_embeddings import ViewEmbeddings
 from stepjepa.tasks.base import Task
@@ -29,14 +29,14 @@ class RetrievalScores:
         task: decides which answers are equal; None if only equal texts are.
     """
 
-    names = RETRIEVAL
+    names = RETRIEVAL_METRICS
 
     def __init__(self, records: Sequence[Record], task: Task | None = None) -> None:
         self._records, self._task = list(records), task
         self._names: list[str | None] | None = None
 
     def __call__(self, jepa: EmbedsPairs, batch_size: int) -> dict[str, float]:
-        """Return the mean of each metric of ``output.RETRIEVAL``, the same in all processes."""
+        """Return the mean of each metric of ``output.RETRIEVAL_METRICS``, the same in all processes."""
         if self._names is None:
             names = self._task and answer_names(self._task, self._records, jepa.config)
             self._names = names or [None] * len(self._records)

@@ -61,7 +61,7 @@ def training_tokenizer(run: RunConfig, records: Sequence[Record]) -> PreTrainedT
 
 
 def training_subject(
-    run: RunConfig, name: str, records: Sequence[Record], looked_at: Sequence[Record], *, seed: int, lora: bool
+    run: RunConfig, name: str, records: Sequence[Record], sample: Sequence[Record], *, seed: int, lora: bool
 ) -> Subject:
     """Load the model to verify, on the accelerator if there is one.
 
@@ -69,7 +69,7 @@ def training_subject(
         run: the settings.
         name: the model, or a preset, whose tokenizer is trained on all ``records``.
         records: the records of the training file.
-        looked_at: those that are verified.
+        sample: those that are verified.
         seed: seed of random weights.
         lora: verify the optimisation step with a LoRA adapter.
     """
@@ -88,7 +88,7 @@ def training_subject(
         trained = adapter_rows(model, tokenizer, plain=config.plain)
         adapter = (lambda base: add_lora(base, LoraSettings(), trained)) if lora else None
         trusted = run.trust_remote_code
-        return Subject(model.eval(), tokenizer, config, looked_at, lora=adapter, trust_remote_code=trusted)
+        return Subject(model.eval(), tokenizer, config, sample, lora=adapter, trust_remote_code=trusted)
 
 
 def _texts(records: Sequence[Record]) -> Iterator[str]:

@@ -265,7 +265,7 @@ def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Message, turn: Sho
 
 
 def has_unknown(tokenizer: PreTrainedTokenizerBase, answer: Ids) -> bool:
-    """Whether an answer, with its stop token, has characters that the tokenizer does not know."""
+    """Return whether an answer, with its stop token, has characters that the tokenizer does not know."""
     # The stop token, which may also stand for unknown characters, is no part of the texts.
     return tokenizer.unk_token_id is not None and tokenizer.unk_token_id in answer[:-1]
 

@@ -13,7 +13,7 @@ from stepjepa.base.files import read_json_object, read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.typed_json import Origin, at_least, from_json, to_json, unknown_fields
 from stepjepa.config.jepa import NEEDS_VIEWS
-from stepjepa.evaluation.output import RETRIEVAL
+from stepjepa.evaluation.output import RETRIEVAL_METRICS
 from stepjepa.evaluation.summary_text import describe_readout, describe_trained_on
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import SUMMARY
@@ -28,10 +28,10 @@ FIGURES = ("gold_loss", "matched", "shuffled", "tokens", "seconds", "flops")
 """Measures of a whole run: LM loss on the gold answers, similarity of matched and of shuffled views; tokens, seconds
 and FLOPs of training."""
 
-RETRIEVAL_MEASURES = tuple(f"retrieval_{name}" for name in RETRIEVAL)
+RETRIEVAL_MEASURES = tuple(f"retrieval_{name}" for name in RETRIEVAL_METRICS)
 """Measures of retrieval of a whole run, from evaluations with ``retrieval``: hits at 1 and 10, MRR, nDCG at 10."""
 
-MAPPED_MEASURES = tuple(f"linear_map_{name}" for name in RETRIEVAL)
+MAPPED_MEASURES = tuple(f"linear_map_{name}" for name in RETRIEVAL_METRICS)
 """The same behind a linear map, from evaluations with ``linear_map``."""
 
 HITS_AT_1 = RETRIEVAL_MEASURES[0]
@@ -238,7 +238,7 @@ def _figures(results: Results, summary: _Summary) -> dict[str, float | None]:
 
 def _ranking_figures(measures: Sequence[str], ranking: _Ranking | None) -> dict[str, float | None]:
     """Return each of :data:`RETRIEVAL_MEASURES` or :data:`MAPPED_MEASURES`; None if it was not measured."""
-    scores = [None if ranking is None else getattr(ranking, name) for name in RETRIEVAL]
+    scores = [None if ranking is None else getattr(ranking, name) for name in RETRIEVAL_METRICS]
     return {name: score and score.mean for name, score in zip(measures, scores, strict=True)}
 
 

@@ -43,8 +43,10 @@ class Child:
             env=dict(environment),
             start_new_session=True,
         )
-        # Returns the exit status (negative: the number of a signal), or None while it runs.
-        self.ended = self._process.poll
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, negative for the number of a signal; None while the process runs."""
+        return self._process.poll()
 
     def send(self, number: int) -> None:
         """Send a signal to the process and all that it started."""
@@ -77,7 +79,7 @@ class _TrialRun:
 
     def ended(self) -> bool:
         """Return whether the trial has ended, and record the outcome; start the evaluation after training."""
-        code = self.child.ended()
+        code = self.child.exit_code()
         if code is None:
             return False
         if code == 0 and self._stage == "train":
@@ -136,7 +138,7 @@ class Local:
         for child in children:
             child.send(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
-        while any(child.ended() is None for child in children) and time.monotonic() < deadline:
+        while any(child.exit_code() is None for child in children) and time.monotonic() < deadline:
             time.sleep(0.02)
             if interruptions is not None and interruptions.count > 1:
                 break

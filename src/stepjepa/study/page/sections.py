@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import spelled
-from stepjepa.evaluation.output import RETRIEVAL
+from stepjepa.evaluation.output import RETRIEVAL_METRICS
 from stepjepa.evaluation.summary_text import describe_readout
 from stepjepa.store.metric_names import HELD_OUT, set_and_metric
 from stepjepa.study.arms import ComparedArms
@@ -138,7 +138,7 @@ def _ranking_cells(ranking: JsonObject) -> tuple[str, ...]:
     """Format the metrics of a ranking, its numbers of queries and candidates, and where embeddings were read."""
     readout = ranking.get("readout")
     counts = (ranking.get("queries"), ranking.get("candidates"), readout and describe_readout(readout))
-    return (*(_score(ranking.get(metric)) for metric in RETRIEVAL), *map(_plain, counts))
+    return (*(_score(ranking.get(metric)) for metric in RETRIEVAL_METRICS), *map(_plain, counts))
 
 
 def _score(score: JsonObject | None) -> str:
