@@ -18,9 +18,10 @@ from stepjepa.chat.special_tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
 from stepjepa.data.records import parse_record
-from stepjepa.inspection.record import Inspection, inspect_records, token_text, visible_matrix
+from stepjepa.inspection.record import Inspection, inspect_records, visible_matrix
 from stepjepa.inspection.record_text import COLOURS, EDGE, NO_TEXT, READ, as_text, title, visible_text
 from stepjepa.inspection.served import ShownTurn, shown_turns
+from stepjepa.inspection.tree import token_text
 from stepjepa.inspection.tree_picture import write_png
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.views import layouts

@@ -9,7 +9,8 @@ from stepjepa.base.counting import counted, listed
 from stepjepa.base.errors import visible
 from stepjepa.base.terminal import PALETTE
 from stepjepa.chat.unused import NOT_USED
-from stepjepa.inspection.record import BranchInfo, Inspection, TokenInfo
+from stepjepa.inspection.record import Inspection
+from stepjepa.inspection.tree import BranchInfo, TokenInfo
 
 COLOURS = {"shared": PALETTE[3], "main": PALETTE[0], "source": PALETTE[4], "target": PALETTE[2]}
 COLOURS["other"] = PALETTE[5]
