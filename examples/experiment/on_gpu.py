@@ -191,7 +191,7 @@ class Shared:
 
     def go_on(self, arm: Arm) -> None:
         """Begin the retrieval of an arm that is trained; pack the results of one whose processes have ended."""
-        codes = [child.ended() for child in arm.running]
+        codes = [child.exit_code() for child in arm.running]
         if any(codes):
             self.end(arm, FAILED)
             self.say(f"see {arm.folder / 'log'}")

@@ -13,8 +13,9 @@ import pytest
 
 from stepjepa import JepaConfig, LoraSettings, RunConfig, UserError
 from stepjepa.cli.parser import as_arguments
+from stepjepa.config.flat_file import read_flat
 from stepjepa.config.option import options_of
-from stepjepa.config.run import FLAT, OPTIONS, WRITTEN, read_flat
+from stepjepa.config.run import FLAT, OPTIONS, WRITTEN
 from stepjepa.inspection.analysis import AnalysisSettings
 from stepjepa.models.sampling import Sampling
 from stepjepa.tasks.stepmath import Difficulty

@@ -15,7 +15,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArgumen
 import tiny
 from stepjepa import JepaConfig, JepaTrainer
 from stepjepa.base.errors import UserError
-from stepjepa.training.checks import check_arguments
+from stepjepa.training.argument_checks import check_arguments
 
 REGULAR = JepaConfig(mode="regular")
 

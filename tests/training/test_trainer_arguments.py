@@ -14,7 +14,7 @@ from transformers import Trainer, TrainingArguments
 from fake_hub import FakeHub
 from stepjepa import JepaTrainer
 from stepjepa.base.errors import UserError
-from stepjepa.training.checks import ARGUMENT_REMEDIES, REMEDIES, check_arguments
+from stepjepa.training.argument_checks import ARGUMENT_REMEDIES, REMEDIES, check_arguments
 from tiny import make_model
 
 ROWS = [{"prompt": f"{number}?", "completion": f"{number}!"} for number in range(7)]

@@ -9,7 +9,7 @@ import torch
 
 from stepjepa.base.errors import UserError
 from stepjepa.running.process import check_agreement
-from stepjepa.training.checks import check_processes
+from stepjepa.training.argument_checks import check_processes
 
 
 @pytest.mark.parametrize("other", [{"sha256": "cd"}, {}, None])

@@ -10,8 +10,9 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
 from stepjepa.cli.parser import Parser, as_arguments
 from stepjepa.cli.published import translate_train
+from stepjepa.config.flat_file import line_of, read_flat
 from stepjepa.config.option import Option, option
-from stepjepa.config.run import FLAT, GROUPS, PASSED_OBJECTS, WRITTEN, RunConfig, line_of, read_flat
+from stepjepa.config.run import FLAT, GROUPS, PASSED_OBJECTS, WRITTEN, RunConfig
 from stepjepa.config.shortcuts import JEPA, SHORTCUTS, TERMS, flat_objective
 from stepjepa.config.trainer import WITHOUT_EFFECT, trainer_options
 from stepjepa.running.repeat import is_record, recorded_settings

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import fingerprint
 from stepjepa.base.json_object import JsonObject
+from stepjepa.config.flat_file import read_flat
 from stepjepa.config.option import typed_text
-from stepjepa.config.run import PATHS, read_flat
+from stepjepa.config.run import PATHS
 from stepjepa.models.names import is_hub_id
 from stepjepa.store.folder import CONFIG_FILE, RUN_FILE
 from stepjepa.store.record import read_run

@@ -12,7 +12,7 @@ from stepjepa.config.run import RunConfig
 from stepjepa.config.trainer import changed_defaults
 from stepjepa.running.precision import bf16_by_default, cuda_has_bf16
 from stepjepa.store.hub import check_online
-from stepjepa.training.checks import check_arguments, launched_together
+from stepjepa.training.argument_checks import check_arguments, launched_together
 
 GPU_WORKERS = 2
 """Processes that collate micro-batches while a GPU computes; for a small model one is enough."""

@@ -29,7 +29,7 @@ from stepjepa.models.weights import autocast_dtype
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
-from stepjepa.training import checks
+from stepjepa.training import argument_checks, checks
 from stepjepa.training.callbacks import BarCallback, EmaCallback, LogCallback, NonfiniteGuard, place_tensorboard
 from stepjepa.training.checkpoints import CheckpointingTrainer
 from stepjepa.training.description import describe
@@ -107,7 +107,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
 
     _in_step = False  # whether ``compute_loss`` is called for a step of training
 
-    @checks.naming_remedies
+    @argument_checks.naming_remedies
     def __init__(
         self,
         model: PreTrainedModel | nn.Module | str | PathLike[str],
@@ -127,9 +127,9 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         group_by: GroupBy | None = None,
     ) -> None:
         check_transformers()
-        checks.check_objects(model, args, jepa)
+        argument_checks.check_objects(model, args, jepa)
         self.jepa = jepa or JepaConfig()
-        callbacks, optimizers = [*(callbacks or ())], checks.optimizer_and_schedule(optimizers)
+        callbacks, optimizers = [*(callbacks or ())], argument_checks.optimizer_and_schedule(optimizers)
         # Recorded before names are replaced by what is loaded.
         self.passed = PassedNames.of(
             model,
@@ -147,7 +147,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             model, processing_class, train_dataset, predictors=self.jepa.used_predictors, seed=args.seed
         )
         checks.check_adapters(model, trains=train_dataset is not None)
-        checks.adjust(args, model)
+        argument_checks.adjust(args, model)
         self._bind(model, tokenizer, args, objective)
         if train_dataset is not None:
             checks.check_attention(args, model)
@@ -164,7 +164,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             callbacks=[self.recorder, LogCallback(self.recorder), ObjectiveInTracker(self.jepa), *callbacks],
             optimizers=optimizers,
         )
-        checks.check_processes(args, self.accelerator.num_processes)
+        argument_checks.check_processes(args, self.accelerator.num_processes)
         if all(type(callback).__module__.startswith("transformers.") for callback in callbacks):
             # A callback of the caller's own may add metrics.
             scores = {"answer": answer_scores, "retrieval": retrieval_scores}
@@ -186,7 +186,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         held_out: bool,
     ) -> None:
         """Check all that can be checked before a model is loaded, which may take long."""
-        checks.check_arguments(args)
+        argument_checks.check_arguments(args)
         check_effects(vars(self.jepa), JepaConfig)
         self.group_by = checks.check_grouping(group_by, self.jepa)
         objective = objective or Objective.from_config(self.jepa)
