@@ -90,7 +90,7 @@ def naming_flags(name: str) -> AbstractContextManager[None]:
 
 
 def parse(name: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments behind the name of a command, with flags as ``cli.normalise`` writes them."""
+    """Parse the arguments behind the name of a command, with flags as ``cli.main.normalise`` writes them."""
     command = load(name)
     with naming_flags(name):
         translated, notes = command.translate(arguments)
