@@ -49,7 +49,7 @@ def test_a_server_embeds_as_we_do(layout: str, system: str | None, tmp_path: Pat
                 messages = [{"role": "user", "content": text}]
                 (row,) = embed(messages=messages, chat_template_kwargs={"task": task})
                 np.testing.assert_allclose(row, vector, atol=1e-5)
-        texts = ["".join(rendered.written(text, "source")) for text in TEXTS]
+        texts = ["".join(rendered.render_text(text, "source")) for text in TEXTS]
         np.testing.assert_allclose(embed(input=texts), expected["query"], atol=1e-5)
         assert np.abs(np.asarray(embed(input=TEXTS)) - expected["query"]).max() > 1e-3
 

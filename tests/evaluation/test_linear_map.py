@@ -17,7 +17,7 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
-from stepjepa.evaluation.map_fitting import choose, fit_map, places_to_try
+from stepjepa.evaluation.map_fitting import choose_readout, fit_map, places_to_try
 from stepjepa.evaluation.mapped_retrieval import not_in_test, rank_behind_map
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.evaluation.summary_text import format_summary
@@ -79,9 +79,9 @@ def test_the_place_where_held_out_pairs_are_found_is_chosen() -> None:
     places = [ReadoutPlace(0, "mean"), ReadoutPlace(3, "last")]
     for right, order in enumerate(((rotated, noise), (noise, rotated))):
         known, held_out = (dict(zip(places, part, strict=True)) for part in zip(*order, strict=True))
-        assert choose(known, held_out, CONFIG).place == places[right]
+        assert choose_readout(known, held_out, CONFIG).place == places[right]
     with pytest.raises(ValueError, match="at least one place"):
-        choose({}, {}, CONFIG)
+        choose_readout({}, {}, CONFIG)
 
 
 def records(texts: Sequence[str], name: str) -> list[Record]:

@@ -10,7 +10,7 @@ import pytest
 from stepjepa.evaluation.embeddings import (
     ViewEmbeddings,
     embedding_metrics,
-    linear_map,
+    linear_map_errors,
     similarity_quantiles,
     singular_values,
 )
@@ -77,14 +77,14 @@ def test_only_the_largest_hundred_are_averaged() -> None:
 def test_the_error_of_the_map_is_that_of_the_normal_equations() -> None:
     embeddings = random_views(50, 4, noise=2.0)
     x, y = embeddings.source.astype(np.float64), embeddings.target.astype(np.float64)
-    result = linear_map(embeddings)
+    result = linear_map_errors(embeddings)
     weights = np.linalg.inv(x.T @ x) @ x.T @ y
     assert result["error"] == pytest.approx(np.linalg.norm(x @ weights - y), rel=1e-6)
 
 
 def test_a_linear_map_is_found_and_an_intercept_is_no_error() -> None:
     embeddings = random_views(200, 4, noise=0.0)
-    result, moved = (linear_map(views(embeddings.source, embeddings.target + shift)) for shift in (0, 50))
+    result, moved = (linear_map_errors(views(embeddings.source, embeddings.target + shift)) for shift in (0, 50))
     assert result["error"] < 1e-3 and moved["error"] > 100
     assert result["held_out"] < 1e-6 and moved["held_out"] < 1e-6
 
@@ -108,8 +108,10 @@ def test_pairs_of_one_record_are_never_on_both_sides() -> None:
     source = np.eye(20)[records] + 1e-3 * generator.normal(size=(200, 20))
     target = generator.normal(size=(20, 20))[records]
     shuffled = generator.permutation(200)
-    assert linear_map(views(source[shuffled], target[shuffled]))["held_out"] < 0.1  # as if each pair were a record
-    assert linear_map(views(source, target, records))["held_out"] > 0.9
+    assert (
+        linear_map_errors(views(source[shuffled], target[shuffled]))["held_out"] < 0.1
+    )  # as if each pair were a record
+    assert linear_map_errors(views(source, target, records))["held_out"] > 0.9
 
 
 def test_what_can_not_be_measured_is_none() -> None:
@@ -129,9 +131,9 @@ def test_rounding_is_no_direction() -> None:
     inner = generator.normal(size=(220, 2))
     source = inner @ generator.normal(size=(2, 100)) + 1e-7 * generator.normal(size=(220, 100))
     target = inner @ generator.normal(size=(2, 100)) + generator.normal(size=(220, 100))
-    numbers = linear_map(views(source, target))
+    numbers = linear_map_errors(views(source, target))
     assert numbers["held_out"] == pytest.approx(1 / 3, abs=0.08)
-    assert linear_map(views(np.ones((400, 3)), generator.normal(size=(400, 3))))["held_out"] == pytest.approx(
+    assert linear_map_errors(views(np.ones((400, 3)), generator.normal(size=(400, 3))))["held_out"] == pytest.approx(
         1, abs=0.02
     )
 

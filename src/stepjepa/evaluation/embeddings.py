@@ -91,7 +91,7 @@ def embedding_metrics(embeddings: ViewEmbeddings) -> JsonObject:
         "matched": matched,
         "shuffled": shuffled,
         "difference": singular_values(source - target),
-        "linear_map": linear_map(embeddings),
+        "linear_map": linear_map_errors(embeddings),
         "notes": notes,
     }
 
@@ -103,7 +103,7 @@ def singular_values(matrix: NDArray[np.float32]) -> JsonObject:
     return {"values": values.tolist(), "top": top, "top_mean": float(values[:top].mean())}
 
 
-def linear_map(embeddings: ViewEmbeddings) -> JsonObject:
+def linear_map_errors(embeddings: ViewEmbeddings) -> JsonObject:
     """Measure how well a linear map W of the sources X fits the targets Y.
 
     Returns:

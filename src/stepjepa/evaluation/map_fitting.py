@@ -17,10 +17,10 @@ from stepjepa.objectives.linear_map import PENALTIES, FittedMap, fit_linear_maps
 from stepjepa.objectives.pair_embedding import PairEmbedder
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 
-TRIED = 1000
+MOST_COMPARED = 1000
 """Most records that maps are fitted on while places and penalties are compared, and most that they are compared on."""
 
-FEWEST = 20
+FEWEST_RECORDS = 20
 """Fewest records that a map is fitted on."""
 
 
@@ -31,7 +31,7 @@ class Choice(NamedTuple):
     penalty: float
 
 
-def choose(
+def choose_readout(
     known: Mapping[ReadoutPlace, ViewEmbeddings], held_out: Mapping[ReadoutPlace, ViewEmbeddings], config: JepaConfig
 ) -> Choice:
     """Choose place and penalty by the mean reciprocal rank of held-out pairs behind maps fitted on other pairs.
@@ -78,12 +78,12 @@ def fit_map(
 ) -> FittedMap:
     """Fit a linear map on the pairs of records, at the best of several places; records without a pair are noted.
 
-    A tenth of the records, at most :data:`TRIED`, drawn at random, chooses place and penalty; then the map is fitted on
-    all of them.
+    A tenth of the records, at most :data:`MOST_COMPARED`, drawn at random, chooses place and penalty; then the map is
+    fitted on all of them.
 
     Args:
         embedder: embeds pairs.
-        records: at least :data:`FEWEST`.
+        records: at least :data:`FEWEST_RECORDS`.
         places: where embeddings may be read.
         file: the records' file, for the error; None for none.
         kind: which records of the file they are.
@@ -91,13 +91,13 @@ def fit_map(
     Raises:
         UserError: there are too few records, or a part of them has no pair.
     """
-    if len(records) < FEWEST:
-        raise UserError(f"has {len(records):,} {kind}; a linear map is fitted on at least {FEWEST}", path=file)
-    count = min(TRIED, len(records) // 10)
+    if len(records) < FEWEST_RECORDS:
+        raise UserError(f"has {len(records):,} {kind}; a linear map is fitted on at least {FEWEST_RECORDS}", path=file)
+    count = min(MOST_COMPARED, len(records) // 10)
     # The file may be sorted.
-    drawn = random.Random(0).sample(records, min(count + TRIED, len(records)))
+    drawn = random.Random(0).sample(records, min(count + MOST_COMPARED, len(records)))
     known, held_out = embedder.at(drawn[count:], places), embedder.at(drawn[:count], places)
-    place, penalty = choose(known, held_out, embedder.reader.config)
+    place, penalty = choose_readout(known, held_out, embedder.reader.config)
     pairs = embedder.at(records, [place])[place]
     if pairs.without_pair is not None:
         note(f"not used for the linear map: {pairs.without_pair}")

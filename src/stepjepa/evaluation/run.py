@@ -334,7 +334,7 @@ def _cost(fresh: Sequence[JsonObject], seconds: float) -> JsonObject:
 def pair_embedder(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, batch_size: int = EMBEDDED
 ) -> PairEmbedder:
-    """Return what embeds both views of the pairs of records, with a model that is loaded already.
+    """Make the function that embeds both views of the pairs of records, with a model that is loaded already.
 
     Args:
         model: set up as in training, or an untrained one.

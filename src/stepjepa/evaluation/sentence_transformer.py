@@ -156,11 +156,11 @@ def _written(embedder: Embedder) -> _Written:
     tokenizer = embedder.tokenizer
     predictors = tokenizer.renderer.predictor_text if embedder.side == "source" else ""
     front, behind = (predictors, "") if tokenizer.config.front_pred else ("", predictors)
-    before, _ = tokenizer.written(_PROBE, embedder.side)
+    before, _ = tokenizer.render_text(_PROBE, embedder.side)
     padded = f"\n {_PROBE} \n"
     for strip, trimmed in _STRIPS.items():
         text = f"{front}{trimmed(padded)}{behind}"
-        if tokenizer.written(padded, embedder.side) == (before, text):
+        if tokenizer.render_text(padded, embedder.side) == (before, text):
             return _Written(before, strip, front, behind)
     raise UserError("the chat template changes white space inside a text, so that it can't be written for embeddings")
 

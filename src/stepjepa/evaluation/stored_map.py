@@ -74,8 +74,7 @@ def _fitted_map(reading: ReadingSettings, jepa: Jepa, model_path: str, bad: BadR
 
 
 def _to_arrays(fitted: FittedMap) -> Arrays:
-    each = fitted.linear_map
-    arrays = {"weight": each.weight, "source_mean": each.source_mean, "target_mean": each.target_mean}
+    arrays = {name: getattr(fitted.linear_map, name) for name in ("weight", "source_mean", "target_mean")}
     facts = {
         "place": [*fitted.place],
         "penalty": fitted.penalty,

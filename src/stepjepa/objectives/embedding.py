@@ -106,7 +106,7 @@ class ViewTokenizer(RecordTokenizer):
             for text, view in zip(texts, located, strict=True)
         ]
 
-    def written(self, content: str, side: Kind) -> tuple[str, str]:
+    def render_text(self, content: str, side: Kind) -> tuple[str, str]:
         """Render a bare text.
 
         Args:

@@ -41,18 +41,18 @@ MAPPED_HITS_AT_1 = MAPPED_MEASURES[0]
 """The same behind a linear map."""
 
 # Fields of TrainingArguments that do not affect the trained weights, and the seeds.
-_NO_SETTING = (
+_NON_SETTINGS = (
     *("seed", "data_seed", "output_dir", "run_name", "project", "disable_tqdm", "report_to", "debug", "local_rank"),
     *("prediction_loss_only", "push_to_hub", "skip_memory_metrics", "resume_from_checkpoint", "use_cpu"),
     *("enable_jit_checkpoint", "per_device_eval_batch_size", "batch_eval_metrics", "ddp_timeout"),
 )
-_NO_SETTING_BEGINS = ("logging_", "log_", "save_", "hub_", "eval_", "do_", "include_", "trackio_", "dataloader_")
+_NON_SETTING_PREFIXES = ("logging_", "log_", "save_", "hub_", "eval_", "do_", "include_", "trackio_", "dataloader_")
 # Fields that decide which checkpoint is the best.
 _WITH_BEST = ("eval_strategy", "eval_steps", "save_strategy", "save_steps")
 _RENAMED = {"per_device_train_batch_size": "batch_size", "gradient_accumulation_steps": "grad_accum"}
 
 # Settings of an evaluation in which runs may differ, or which another field of the summary holds.
-_NO_PROTOCOL = (
+_NON_PROTOCOL = (
     *("model", "base_model", "predictions", "similarity", "retrieval", "seed", "batch_size"),
     *("test_file", "examples", "task", "headline", "server_model"),
 )
@@ -294,7 +294,7 @@ def _settings(folder: Path, record: RunRecord) -> JsonObject:
     settings |= {name: record.loaded.get(name) or False for name in ("pretrain", "train_tokenizer", "quantized")}
     decides_best = _WITH_BEST if training.load_best_model_at_end else ()
     for name, value in to_json(training).items():
-        if name in decides_best or not (name in _NO_SETTING or name.startswith(_NO_SETTING_BEGINS)):
+        if name in decides_best or not (name in _NON_SETTINGS or name.startswith(_NON_SETTING_PREFIXES)):
             settings[_RENAMED.get(name, name)] = value
     if record.order is not None:
         if record.order.records_per_micro_step is None:
@@ -331,7 +331,7 @@ def _protocol(folder: Path, record: RunRecord, summary: _Summary) -> JsonObject:
     protocol["test file (sha256)"] = summary.test_fingerprint
     protocol["number of examples"] = summary.n
     protocol |= {name: getattr(summary, name) for name in ("task", "headline", "lenient")}
-    return protocol | {name: value for name, value in summary.settings.other.items() if name not in _NO_PROTOCOL}
+    return protocol | {name: value for name, value in summary.settings.other.items() if name not in _NON_PROTOCOL}
 
 
 def is_of_another_model(folder: Path, summary: JsonObject) -> bool:
