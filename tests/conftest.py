@@ -34,6 +34,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 LONG = ("test_environment.py", "invariants", "docs", "examples", "golden", "training", "study", "cli", "evaluation")
 LONG += ("tasks", "models")
 
+# Files that test how the FLOPs of a model are counted.
+ABOUT_FLOPS = ("test_flops", "test_dry_run")
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,6 +92,35 @@ def no_picture_of_a_run() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if running is not None:  # a test that has yet to load it draws
             patch.setattr(running, "draw_metrics", lambda folder: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def fitted_flops() -> Callable[..., Any]:
+    """The cost of a decoder, fitted once for all equal ones: a fit takes .3 s, longer than most trainings here."""
+    from stepjepa.models.architecture import base_model
+    from stepjepa.training.flop_counts import fit_decoder
+
+    fitted: dict[Any, Any] = {}
+
+    def fit(model: Any, checkpoint_fn: Any) -> Any:
+        config = base_model(model).config
+        sizes = tuple((weight.shape, weight.dtype, weight.device, weight.requires_grad) for weight in model.parameters())
+        key = str(model), config.to_json_string(), config._attn_implementation, sizes, repr(checkpoint_fn)
+        if key not in fitted:
+            fitted[key] = fit_decoder(model, checkpoint_fn)
+        return fitted[key]
+
+    return fit
+
+
+@pytest.fixture(scope="module", autouse=True)
+def flops_of_equal_models(request: pytest.FixtureRequest, fitted_flops: Callable[..., Any]) -> Iterator[None]:
+    """Trainers of equal models share one fit, but for those of tests of the fit itself."""
+    flops = sys.modules.get("stepjepa.training.flops")
+    with pytest.MonkeyPatch.context() as patch:
+        if flops is not None and request.path.stem not in ABOUT_FLOPS:
+            patch.setattr(flops, "fit_decoder", fitted_flops)
         yield
 
 

@@ -44,10 +44,11 @@ class PrivatePart:
         owner = _owner(self.owner)
         source = _source(getattr(owner, "__module__", self.owner.partition(":")[0]))
         # Attributes that are set on instances alone are seen in the source of their class.
-        attribute = self.parameters is None and re.search(rf"\bself\.{self.name}\b|\b{self.name}: ", source)
+        of_self, declared = _names(r"\bself\.(\w+)", source), _names(r"\b(\w+): ", source)
+        attribute = self.parameters is None and self.name in of_self | declared
         if not hasattr(owner, self.name) and not attribute:
             return f"{self.owner} has no {self.name}"
-        if self.use == "overridden" and not re.search(rf"\bself\.{self.name}\b", source):
+        if self.use == "overridden" and self.name not in of_self:
             return f"{self.owner} never calls {self.name}"
         if self.parameters is None:
             return None
@@ -60,6 +61,12 @@ class PrivatePart:
 def _source(module: str) -> str:
     """Return the source code of a module that is loaded; cached, since many parts are of one module."""
     return inspect.getsource(sys.modules[module])
+
+
+@cache
+def _names(pattern: str, source: str) -> frozenset[str]:
+    """Return the names that a pattern finds in a source; cached, since every trainer looks for all parts."""
+    return frozenset(re.findall(pattern, source))
 
 
 def _owner(path: str) -> Any:
