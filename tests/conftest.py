@@ -105,7 +105,9 @@ def fitted_flops() -> Callable[..., Any]:
 
     def fit(model: Any, checkpoint_fn: Any) -> Any:
         config = base_model(model).config
-        sizes = tuple((weight.shape, weight.dtype, weight.device, weight.requires_grad) for weight in model.parameters())
+        sizes = tuple(
+            (weight.shape, weight.dtype, weight.device, weight.requires_grad) for weight in model.parameters()
+        )
         key = str(model), config.to_json_string(), config._attn_implementation, sizes, repr(checkpoint_fn)
         if key not in fitted:
             fitted[key] = fit_decoder(model, checkpoint_fn)

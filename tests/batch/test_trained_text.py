@@ -163,7 +163,7 @@ def with_markers(shared_data: Path) -> Any:
     return tokenizer
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "reasoned", "over_chat", "over_turns"),
     # The figures of docs/templates.md.

@@ -17,7 +17,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.chat.source import PINNED_DATE
 from stepjepa.chat.template import ChatTemplate
 
-REAL = ["qwen2.5", "olmo2", "minimind"]
+REAL = ["minimind", "qwen2.5", "olmo2"]
 CHAT = [
     ("system", "Be brief."),
     ("user", "Who?\n\nYou."),

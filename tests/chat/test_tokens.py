@@ -64,9 +64,9 @@ def spelling(text: str) -> Record:
     return tiny.make_record(f"Be {text}", f"What is {text}?", f"It is {text}.\n\nSo {text}\n\nend {text}")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("name", "mode"), [("qwen2.5", "separate"), ("olmo2", "plain"), *(("minimind", mode) for mode in MODES)]
+    ("name", "mode"), [*(("minimind", mode) for mode in MODES), ("qwen2.5", "separate"), ("olmo2", "plain")]
 )
 def test_no_special_token_comes_from_an_answer_or_a_view(
     real_tokenizer: Callable[..., Any], name: str, mode: str
@@ -107,7 +107,7 @@ def test_no_special_token_comes_from_an_answer_or_a_view(
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("name", "plain"), [("qwen2.5", True), ("olmo2", False), ("minimind", False)])
+@pytest.mark.parametrize(("name", "plain"), [("minimind", False), ("qwen2.5", True), ("olmo2", False)])
 def test_an_evaluation_asks_with_the_tokens_of_training(
     real_tokenizer: Callable[..., Any], name: str, plain: bool
 ) -> None:
@@ -127,7 +127,7 @@ def test_an_evaluation_asks_with_the_tokens_of_training(
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
+@pytest.mark.parametrize("name", ["minimind", "qwen2.5", "olmo2"])
 def test_stand_ins_give_the_tokens_of_every_stretch_by_itself(real_tokenizer: Callable[..., Any], name: str) -> None:
     tokenizer = real_tokenizer(name)
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -208,7 +208,7 @@ def test_a_special_token_in_a_content(contents: list[tuple[int, int]], wanted: b
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
+@pytest.mark.parametrize("name", ["minimind", "qwen2.5", "olmo2"])
 def test_turns_are_prompt_and_whole_by_themselves(real_tokenizer: Callable[..., Any], name: str) -> None:
     """Cut at once, or each alone; with answers that begin inside a token of the whole."""
     tokenizer = real_tokenizer(name)

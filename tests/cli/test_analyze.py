@@ -73,7 +73,7 @@ def analysed(paths: Sequence[Path], data: Path, out: Path, *flags: object) -> tu
         return json.loads((out / "analysis.json").read_text())["models"], dict(arrays)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "views"), [("llm", "llm-jepa"), ("step", "step-jepa")])
 def test_the_numbers_are_those_of_evaluate(
     name: str, views: str, runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any

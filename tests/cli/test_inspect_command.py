@@ -58,6 +58,7 @@ def test_several_records_are_one_tree(data: Path, capsys: pytest.CaptureFixture[
     assert {branch["kind"] for branch in shown[2]["branches"]} == {"shared", "main"}
 
 
+@pytest.mark.slow
 def test_a_picture_is_written_and_never_over_another(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

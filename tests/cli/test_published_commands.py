@@ -332,7 +332,7 @@ def once(lines: list[Line]) -> list[Line]:
     return list(first.values())
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("line", once(TRAINING), ids=lambda line: line.document)
 def test_a_training_line_runs(
     line: Line, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -377,7 +377,7 @@ def test_a_training_line_runs(
         assert any(name.startswith("eval_answer") for name in run["results"])
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("line", once(EVALUATION), ids=lambda line: line.document)
 def test_an_evaluation_line_runs(
     line: Line, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

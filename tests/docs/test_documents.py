@@ -28,7 +28,7 @@ from stepjepa.tasks.registry import TASKS, load_task
 from stepjepa.views.layouts import LAYOUTS
 
 PAGES = [page for page in documents() if any(block.commands() or block.language for block in blocks(page))]
-QUICK = {"docs/design.md", "docs/tasks.md"}
+QUICK = {"docs/tasks.md"}
 """Pages whose commands ``make test`` runs; ``make test-slow`` runs those of all others."""
 
 

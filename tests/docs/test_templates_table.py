@@ -57,6 +57,7 @@ def rows_of_forms(tokenizer: Any) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_forms(plain_tokenizer: Any) -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     assert HEADER in lines

@@ -310,7 +310,7 @@ def test_training_a_model_or_the_base_of_an_adapter_changes_its_fingerprint(load
     assert model_fingerprint("org/name") == "org/name"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "task", "headline", "zero"),
     # Of regular expressions also that none is left undecided is shown, as a score of 0.

@@ -41,7 +41,7 @@ def export(jepa: Jepa, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("padding", ["left", "right"])
 @pytest.mark.parametrize(
     ("architecture", "settings", "system"),
@@ -77,7 +77,7 @@ def test_its_embeddings_are_ours(
     assert model.similarity(queries, documents).shape == (7, 7)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("layout", ["separate", "branched"])
 def test_every_template_is_rendered_as_in_training_or_refused(

@@ -246,7 +246,7 @@ def test_hard_negatives_from_the_command_line(tmp_path: Path, monkeypatch: pytes
     assert lines[0]["loss"] == pytest.approx(expected, rel=1e-5) and lines[0]["hard_negative_loss"] > 0
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("module", TERMS)
 def test_from_the_command_line(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -22,7 +22,7 @@ def golden_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("golden")
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", sorted({*record.CASES, *FIGURES}))
 def test_a_run_has_the_figures_it_had(name: str, golden_folder: Path) -> None:
     """The loss, its parts and the gradient norm of the first steps, one by one."""

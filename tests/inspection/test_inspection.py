@@ -357,7 +357,7 @@ def test_several_texts_of_a_record_are_told_apart(tokenizer: Any) -> None:
     assert f"line 1: 0 pairs of views; {shown}\n" in as_text(result)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["branched", "inplace"])
 def test_the_picture_is_a_png(records: list[Record], tokenizer: Any, tmp_path: Path, layout: str) -> None:
     # Dollar signs would be mathematics, and the font has no glyph for every script: both must pass without a warning.

@@ -107,7 +107,7 @@ def make_trainer(
     )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("lora", [False, True], ids=["whole model", "adapter"])
 @pytest.mark.parametrize("name", EXTRAS)
 def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tokenizer: Any, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def expected(data: Path) -> str:
     return weights(data, "expected", "--no_cache")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has cores
 @pytest.mark.parametrize(
     "flags",

@@ -25,7 +25,7 @@ def known(model_type: str) -> str:
     return model_type
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("model_type", CHANGE_STATES + PLAIN)
 def test_the_lm_loss_is_the_models_own(model_type: str) -> None:
     compared = compare(known(model_type))
@@ -33,6 +33,7 @@ def test_the_lm_loss_is_the_models_own(model_type: str) -> None:
     assert compared.changes_states == (model_type in CHANGE_STATES)
 
 
+@pytest.mark.slow
 def test_minicpm3_and_decoders_of_bert_stay_trees() -> None:
     for model_type in ("minicpm3", "bert", "modernbert-decoder", "electra"):
         assert compare(known(model_type)).encoding == "tree"

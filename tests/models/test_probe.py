@@ -50,7 +50,7 @@ def of_full_size(family: str, **changes: Any) -> Any:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **changes))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", TREES)
 def test_attention_runs_trees(family: str) -> None:
     model = of_full_size(family)
@@ -64,7 +64,7 @@ def test_attention_runs_trees(family: str) -> None:
         assert choose_encoding(model, wanted) == (wanted, "as asked for")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", ROWS)
 def test_others_run_rows(case: str) -> None:
     family, changes, why = ROWS[case]

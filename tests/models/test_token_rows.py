@@ -274,7 +274,7 @@ HELD: list[tuple[str, int, dict[str, Any], str | None]] = [
 ]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
 @pytest.mark.parametrize(("kind", "spare", "held", "message"), HELD)
 @pytest.mark.parametrize("loaded", [False, True], ids=["bare", "load_model"])

@@ -461,7 +461,7 @@ WAYS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_no_way_of_saving_lets_generate_produce_what_is_no_text(way: str, base: Path) -> None:
     folder = WAYS[way](base)

@@ -84,7 +84,7 @@ def test_autocast_rounds_nothing() -> None:
     assert torch.equal(torch.autograd.grad(result, layer)[0], gradient)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 @pytest.mark.parametrize("architecture", WITH_LOSS)
 def test_trees_equal_the_models_own_loss_of_separate_rows(architecture: str, name: str, trained_tokenizer: Any) -> None:

@@ -107,7 +107,7 @@ def test_it_says_what_a_run_then_does(
 REENTRANT = ["--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"use_reentrant": true}']
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], REENTRANT], ids=["", "reentrant"])
 def test_its_tokens_are_those_that_the_trainer_runs(
     more: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -155,6 +155,7 @@ def test_a_checkpoint_is_as_large_as_it_says(
     assert estimated["kept"] == 1
 
 
+@pytest.mark.slow
 def test_pairs_of_a_step_are_counted(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
     flags += ["--batch_size", 3, "--grad_accum", 1]
@@ -242,7 +243,7 @@ def test_nothing_of_an_8b_model_is_made(trained_tokenizer: Any, data: Path, tmp_
     assert len(list(folder.iterdir())) == 4
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_example_configurations(
     name: str,

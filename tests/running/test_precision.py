@@ -142,6 +142,7 @@ def test_it_is_said_and_recorded(cuda: None, tmp_path: Path, capsys: pytest.Capt
     assert "bf16" not in trained.config.trainer
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(tmp_path: Path, tiny_tokenizer: Any) -> None:
     weights = []
     for workers in (0, 1):

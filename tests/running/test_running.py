@@ -218,6 +218,7 @@ def test_a_run_is_evaluated_and_shown(data: Path, tmp_path: Path, capsys: pytest
         scores["bleu"]
 
 
+@pytest.mark.slow
 def test_public_functions_are_there_at_the_second_call(data: Path, tmp_path: Path) -> None:
     """A module or package of the name of a function would take its place once it is imported."""
     for name in stepjepa.__all__:

@@ -113,7 +113,7 @@ def test_a_whole_sweep_and_what_it_leaves(tmp_path: Path, capsys: Any) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in folder.path.glob("*/**/*")}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["train", "evaluate"])
 def test_a_failed_trial_is_retried_by_the_next_start(stage: str, tmp_path: Path, capsys: Any) -> None:
     cure = tmp_path / "cure"
@@ -176,7 +176,7 @@ def test_other_flags_under_an_old_name_are_refused_with_the_difference(tmp_path:
     assert set(folder_of(tmp_path, changed).states(changed[1:]).values()) == {"new"}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("outcome", [["begun"], ["failed", "no such column"], ["finished"]])
 def test_settings_may_change_where_nothing_is_trained(outcome: list[str], tmp_path: Path) -> None:
     """A trial was stopped before its run folder was there, or somebody has removed the folder."""

@@ -166,6 +166,7 @@ def test_a_smaller_size_gives_the_first_of_the_pairs(monkeypatch):
     assert len({description for description, _ in more}) == 3000
 
 
+@pytest.mark.slow
 def test_published_pairs_are_of_the_grammar(published):
     for pair in published[::6]:
         trees = find_trees(*pair)

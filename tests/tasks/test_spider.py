@@ -238,6 +238,7 @@ def test_every_true_query_of_the_real_files_is_right_and_no_file_is_touched(shar
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.slow
 def test_answers_have_the_names_of_their_results(task):
     same = [COUNT, "SELECT 5", "SELECT 5.0", "SELECT 4.35 * 100 / 87", "SELECT count(id) FROM singer"]
     names = task.answer_names([record(sql) for sql in same])

@@ -76,6 +76,7 @@ def test_each_call_has_its_own_limits_and_failure(make_workers):
     assert workers.map([(f"{number}",) for number in range(50)]) == [Outcome(f"{number}") for number in range(50)]
 
 
+@pytest.mark.slow
 def test_processes_are_small_silent_used_again_and_ended(make_workers, capfd):
     workers = make_workers()
     large = "ж\ud800" * 10**6

@@ -154,7 +154,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "attention", "adapter", "encoding"), CASES)
 def test_derived_equals_counted(name: str, attention: str, adapter: str, encoding: str) -> None:
     model = prepared(name, attention, adapter, encoding)
@@ -173,7 +173,7 @@ def made(name: str, **changes: Any) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("adapter", [False, True], ids=["all weights", "adapter"])
 @pytest.mark.parametrize("name", ["bert", "modernbert-decoder", "minicpm3"])
 def test_layers_between_decoder_and_head_are_counted(name: str, adapter: bool) -> None:
@@ -218,7 +218,7 @@ def test_passes_with_and_without_values_give_the_same(name: str, monkeypatch: py
     assert FlopModel.of(model) == small
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
 @pytest.mark.parametrize("kind", ["none", "with token rows", "frozen below"])
 def test_a_few_layers_say_what_all_of_them_cost(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_labels_of_the_prompt() -> None:
     assert FlopModel.of(model).of_batch(given) == measure(lambda: run(model, given, objective))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "adapter", "reentrant"),
     [

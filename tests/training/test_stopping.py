@@ -35,7 +35,7 @@ def train(material: Path, run: Path, *more: object) -> list[object]:
     return ["train", *kills.train_flags(material, STEPS), "--output_dir", run, *more]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_training_is_saved_at_the_end_of_its_step(
     number: signal.Signals, commands: Commands, material: Path, whole: Path, tmp_path: Path

@@ -66,7 +66,7 @@ def step(model: Any, jepa: Jepa, batch: Any, parts: set[str]) -> None:
         ema.update(model)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_never_waits(case: str, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, parts = CASES[case]
