@@ -13,7 +13,7 @@ import os
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -205,18 +205,24 @@ def typed_text(value: object) -> str:
 def options_of(*settings: DataclassInstance | type[DataclassInstance]) -> Iterator[Option]:
     """Yield the options of dataclasses, or of instances of them."""
     for owner in settings:
-        hints = get_type_hints(owner if isinstance(owner, type) else type(owner))
-        for owner_field in fields(owner):
-            if "help" not in owner_field.metadata:
-                continue
-            hint, several = hints[owner_field.name], False
-            if get_origin(hint) in (Union, UnionType):
-                hint = next(inner for inner in get_args(hint) if inner is not NoneType)
-            if get_origin(hint) in (list, tuple):
-                hint, several = get_args(hint)[0], True
-            choices = get_args(hint) if get_origin(hint) is Literal else tuple(owner_field.metadata.get("choices", ()))
-            about = cast(About, owner_field.metadata)
-            yield Option(owner_field.name, hint, several, choices, owner_field.default, about)
+        yield from _options(owner if isinstance(owner, type) else type(owner))
+
+
+@cache
+def _options(owner: type[DataclassInstance]) -> tuple[Option, ...]:
+    hints, options = get_type_hints(owner), []
+    for owner_field in fields(owner):
+        if "help" not in owner_field.metadata:
+            continue
+        hint, several = hints[owner_field.name], False
+        if get_origin(hint) in (Union, UnionType):
+            hint = next(inner for inner in get_args(hint) if inner is not NoneType)
+        if get_origin(hint) in (list, tuple):
+            hint, several = get_args(hint)[0], True
+        choices = get_args(hint) if get_origin(hint) is Literal else tuple(owner_field.metadata.get("choices", ()))
+        about = cast(About, owner_field.metadata)
+        options.append(Option(owner_field.name, hint, several, choices, owner_field.default, about))
+    return tuple(options)
 
 
 def _reader(expected: str, convert: Callable[[str], T]) -> Callable[[str], T]:
