@@ -42,9 +42,13 @@ def read_with_settings(row: dict[str, Any]) -> Record:
 @pytest.mark.parametrize(
     ("message", "kept"),
     [
-        # Text parts are joined, an empty part of another type is none.
+        # Text parts are joined, an empty part of texts or thoughts is none.
         ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, {"content": "ab"}),
-        ({"content": [{"type": "text", "text": "a"}, {"type": "image", "image": None}]}, {"content": "a"}),
+        (
+            {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": None, "image": None}, {}]},
+            {"content": "a"},
+        ),
+        ({"content": [{"type": "thinking", "thinking": ""}, {"type": "text", "text": "a"}]}, {"content": "a"}),
         # A thought is one field under three names.
         ({"content": "a", "reasoning_content": " t\n"}, {"content": "a", "reasoning_content": " t\n"}),
         ({"content": "a", "thinking": "t"}, {"content": "a", "reasoning_content": "t"}),
@@ -167,6 +171,18 @@ def test_calls_in_a_row_are_one_turn(names: tuple[str, str]) -> None:
             {"content": [{"type": "image_url", "image_url": "x"}]},
             r"content\[0\] is a part of type 'image_url'; expected",
         ),
+        # A table of pictures has them in a column of their own; the place of each in the chat stays.
+        (
+            {"content": [{"type": "image"}, {"type": "text", "text": "a"}]},
+            r"content\[0\] is a part of type 'image'; exp",
+        ),
+        ({"content": [{"type": "audio", "audio": None, "text": None}, "a"]}, r"content\[0\] is a part of type 'audio'"),
+        ({"content": [{"type": "tool_use"}, "a"]}, r"content\[0\] is a part of type 'tool_use'"),
+        (
+            {"content": [{"type": "text", "text": "a", "image": "x"}]},
+            r"'messages\[1\].content\[0\].image' holds images",
+        ),
+        ({"content": [{"type": "text", "text": None, "content": "a"}]}, r"content\[0\] is a part of type 'text'; exp"),
         (
             {"content": None, "contnt": "a"},
             r"messages\[1\] \(assistant\) has no content, but the unknown key 'contnt'; did you mean content\?",
@@ -313,6 +329,9 @@ def test_what_nothing_reads_is_named() -> None:
     first = read({**USER, "id": 5}, ASSISTANT, source="web", ground_truth="7", empty=None, images=[])
     second = read(USER, {**ASSISTANT, "score": 0.5}, text="both", gap=float("nan"))
     assert describe_unused([read(USER, {**ASSISTANT, "train_set": "web"})]) == ["not used: messages[].train_set"]
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "citations": []}
+    record = read(USER, {"role": "assistant", "content": [part, part]})
+    assert describe_unused([record]) == ["not used: messages[].content[].cache_control"]
     assert describe_unused([first, second]) == ["not used: messages[].id, source, messages[].score, text"]
     # Two keys of one meaning: the second one is named if it says something else.
     other = read({**USER, "value": "r", "from": "gpt"}, {**ASSISTANT, "value": "a"}, tools=[BARE], functions=[TOOL])

@@ -37,6 +37,7 @@ _OF_TRAINING = {"loss", "train", "trained", "trainable", "training", "untrained"
 _EXPECTED = f"expected 'role', one of {', '.join(ROLES)}, and 'content', a text"
 MEDIA = frozenset({"images", "image", "videos", "video", "audios", "audio"})
 _TEXTS = (None, "text", "input_text", "output_text")  # types of parts; the last two are those of OpenAI's responses
+_THOUGHTS = ("thinking", "reasoning")  # types of parts, too
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize")
 _PLAIN = {"role", "content"}
 _TEXT_ROLES = {"system", "user", "assistant"}
@@ -146,7 +147,7 @@ def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
     optional |= {"weight": 0 if weight == 0 and role == "assistant" else None}
     if value is None and not may_be_empty:
         raise UserError(f"{name} ({role}) has no content{_beside(unread)}")
-    message = {"role": role, "content": _content(value, role, name, may_be_empty=may_be_empty)}
+    message = {"role": role, "content": _content(value, role, name, unread, may_be_empty=may_be_empty)}
     message |= {key: part for key, part in optional.items() if part is not None}
     return message, unread
 
@@ -239,9 +240,9 @@ def _first(turn: Mapping[str, object], *names: str) -> Any:
     return next((turn[name] for name in names if turn.get(name) is not None), None)
 
 
-def _content(value: object, role: str, name: str, *, may_be_empty: bool) -> str:
+def _content(value: object, role: str, name: str, unread: list[str], *, may_be_empty: bool) -> str:
     if isinstance(value, list | tuple):
-        value = "".join(_part(part, f"{name}.content[{index}]") for index, part in enumerate(value))
+        value = "".join(_part(part, f"{name}.content[{index}]", unread) for index, part in enumerate(value))
     value = number_as_text(value)
     # A system prompt may be empty on purpose (it switches a template's default off); so may what a tool returned.
     if may_be_empty and (value is None or (isinstance(value, str) and not value.strip() and role == "assistant")):
@@ -254,19 +255,25 @@ def _content(value: object, role: str, name: str, *, may_be_empty: bool) -> str:
     return value
 
 
-def _part(part: object, name: str) -> str:
-    """Return the text of one part of a content; an empty part of another type gives an empty text."""
+def _part(part: object, name: str, unread: list[str]) -> str:
+    """Return the text of one part of a content, and add its keys that are not read to ``unread``.
+
+    A picture is refused even where the file has none for it: it stands at a place of the chat.
+    """
     if isinstance(part, str):
         return part
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(part, Mapping) and "text" in part and kind in _TEXTS:
-        if isinstance(part["text"], str):
-            return part["text"]
-        if not is_absent(part["text"]):
-            raise UserError(f"{name}.text is {shown(part['text'])}; expected a text")
-    if isinstance(part, Mapping) and all(is_absent(value) for key, value in part.items() if key != "type"):
+    fields = part if isinstance(part, Mapping) else {}
+    kind, text = fields.get("type"), fields.get("text")
+    others = [str(key) for key, value in fields.items() if not (key in {"type", "text"} or is_absent(value))]
+    if kind in _TEXTS and isinstance(text, str):
+        check_text_only(fields, f"{name}.")
+        unread.extend(f"content[].{key}" for key in others if f"content[].{key}" not in unread)
+        return text
+    if isinstance(part, Mapping) and not others and is_absent(text) and kind in (*_TEXTS, *_THOUGHTS):
         return ""
-    if kind in ("thinking", "reasoning"):
+    if kind in _TEXTS and not is_absent(text):
+        raise UserError(f"{name}.text is {shown(text)}; expected a text")
+    if kind in _THOUGHTS:
         raise UserError(f"{name} is a thought; write it as 'reasoning_content' of the message")
     description = f"a part of type {shown(kind)}" if isinstance(kind, str) else shown(part)
     raise UserError(
