@@ -93,7 +93,7 @@ def test_a_head_that_is_not_given_the_decoders_states_is_said(
 @pytest.mark.parametrize("first", [True, False])
 def test_only_the_first_process_prints(first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = SimpleNamespace(global_step=2, max_steps=9, epoch=1.0, is_world_process_zero=first)
-    callback = LogCallback(SimpleNamespace(steps_before=0))
+    callback = LogCallback(SimpleNamespace(steps_before=0, began_metrics=False))
     callback.on_log(SimpleNamespace(output_dir=tmp_path), state, None, logs={"lm_loss": 3.0, "loss": 3.5})
     assert capsys.readouterr().out == ("step 2/9  LM loss: 3.0000, Total: 3.5000\n" if first else "")
     assert len(list(tmp_path.iterdir())) == first

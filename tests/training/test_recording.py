@@ -35,7 +35,8 @@ def arguments(folder: Path, **changes: Any) -> TrainingArguments:
 def trainer(
     folder: Path, jepa: JepaConfig = STEPS, *, data: Any = ROWS, model: Any = "preset:tiny", **changes: Any
 ) -> Any:
-    own = {name: changes.pop(name) for name in ("processing_class", "objective", "callbacks") if name in changes}
+    names = ("processing_class", "objective", "callbacks", "eval_dataset")
+    own = {name: changes.pop(name) for name in names if name in changes}
     return JepaTrainer(model, arguments(folder, **changes), jepa, train_dataset=data, **own)
 
 
@@ -213,12 +214,45 @@ def test_a_second_training_in_a_folder_is_refused_while_the_first_runs(tmp_path:
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_a_configuration_that_is_no_runs_is_not_written_over(tmp_path: Path) -> None:
-    mine = tmp_path / "run" / "run.yaml"
+@pytest.mark.parametrize(
+    "name", ["run.yaml", "metrics.jsonl", "trained_prompts.json", "config.json", "model.safetensors", "checkpoint-1/x"]
+)
+def test_a_file_that_is_no_runs_is_not_written_over(tmp_path: Path, name: str) -> None:
+    mine = tmp_path / "run" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}\n")
+    told = f"{name.partition('/')[0]}: would be written over, and the folder holds no run.json beside it; move it, or"
+    with pytest.raises(UserError, match=told):
+        trainer(tmp_path / "run").train()
+    assert [file for file in (tmp_path / "run").rglob("*") if file.is_file()] == [mine]
+    assert mine.read_text() == "{}\n"
+
+
+def test_a_file_that_is_no_runs_is_not_written_over_on_resuming(tmp_path: Path) -> None:
+    """A checkpoint may be resumed in another folder, or in one of another program, which has no run.json."""
+    trainer(tmp_path / "first", save_steps=1, max_steps=2).train()
+    (tmp_path / "first" / "run.json").unlink()
+    mine = tmp_path / "other" / "run.yaml"
     mine.parent.mkdir()
     mine.write_text("mode: regular\n")
-    with pytest.raises(
-        UserError, match=r"run.yaml: would be written over, and the folder holds no run.json beside it;"
-    ):
-        trainer(tmp_path / "run").train()
-    assert mine.read_text() == "mode: regular\n"
+    with pytest.raises(UserError, match=r"other/run.yaml: would be written over"):
+        trainer(tmp_path / "other").train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-2"))
+    assert [*mine.parent.iterdir()] == [mine] and mine.read_text() == "mode: regular\n"
+    with pytest.raises(UserError, match=r"first/run.yaml: would be written over"):
+        trainer(tmp_path / "first").train(resume_from_checkpoint=True)
+
+
+def test_metrics_of_an_evaluation_before_the_training_stay(tmp_path: Path) -> None:
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    run = trainer(tmp_path / "run", max_steps=1, eval_dataset=ROWS[:2])
+    run.evaluate()
+    run.train()
+    assert json.loads(metrics.read_text().splitlines()[0])["step"] == 0
+    # A launch without a step leaves nothing that the next one would take for the user's own.
+    failing = Interrupt(0, ZeroDivisionError)
+    run = trainer(
+        tmp_path / "again", eval_dataset=ROWS[:2], eval_on_start=True, eval_strategy="epoch", callbacks=[failing]
+    )
+    with pytest.raises(ZeroDivisionError):
+        run.train()
+    assert not (tmp_path / "again").exists()

@@ -82,11 +82,35 @@ def open_run_folder(
             remedy = "pass `resume_from_checkpoint last`" if resumable and checkpoints(folder) else "empty it"
             raise UserError(f"is not empty; name another `output_dir`, or {remedy}", path=folder)
     if is_main_process():
+        if (foreign := foreign_file(folder)) is not None:
+            raise foreign_error(foreign)
         check_writable(folder)
     if is_main_process() and resume is not None and folder.exists():
         for remains in set(folder.iterdir()) - set(_contents(folder)):
             shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
     return folder, None if checkpoint is None else str(checkpoint)
+
+
+def foreign_file(folder: Path, *, begins: bool = False, but: Sequence[str] = ()) -> Path | None:
+    """Return a file of the user's own that a run would write over, in a folder without a run record; None for none.
+
+    Args:
+        folder: the run folder.
+        begins: the run is new, and will save checkpoints and a model.
+        but: names of files that the caller has written.
+    """
+    if (folder / RUN_FILE).is_file():
+        return None
+    files = [folder / name for name in (CONFIG_FILE, METRICS_FILE, PROMPTS_FILE) if name not in but]
+    if begins:
+        files += [*checkpoints(folder), *(file for pattern in _WEIGHTS for file in sorted(folder.glob(pattern)))]
+    return next(filter(Path.exists, files), None)
+
+
+def foreign_error(file: Path) -> UserError:
+    """Return the error for a file that :func:`foreign_file` has found."""
+    beside = f"and the folder holds no {RUN_FILE} beside it"
+    return UserError(f"would be written over, {beside}; move it, or name another `output_dir`", path=file)
 
 
 def _check_named(checkpoint: Path, in_run: Sequence[Path]) -> None:

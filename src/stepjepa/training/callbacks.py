@@ -176,6 +176,7 @@ class LogCallback(TrainerCallback):
         line: JsonObject = {"step": self._recorder.steps_before + state.global_step, "epoch": state.epoch, **logs}
         if not state.max_steps:
             self._untrained.append(line)
+        self._recorder.began_metrics |= not path.exists()
         append_jsonl(path, [line])
         if (losses := console_line(logs)) is not None:
             # Above the progress bar, where there is one.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
 from transformers import TrainerCallback
+from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, json_or_empty
@@ -23,7 +24,17 @@ from stepjepa.base.terminal import spelled
 from stepjepa.batch.dataset import Prepared
 from stepjepa.config.run import RunConfig
 from stepjepa.models.fingerprint import weights_fingerprint
-from stepjepa.store.folder import BOARD_FOLDER, CONFIG_FILE, RUN_FILE, checkpoint_fault, checkpoints, open_run_folder
+from stepjepa.store.folder import (
+    BOARD_FOLDER,
+    CONFIG_FILE,
+    METRICS_FILE,
+    RUN_FILE,
+    checkpoint_fault,
+    checkpoints,
+    foreign_error,
+    foreign_file,
+    open_run_folder,
+)
 from stepjepa.store.hub import write_card
 from stepjepa.store.metric_names import UNNAMED, named_metric
 from stepjepa.store.prompts import write_trained_prompts
@@ -60,6 +71,7 @@ class Recorder(TrainerCallback):
     Attributes:
         record: the run record as it was written last; None before training.
         steps_before: optimizer steps of earlier calls of ``train`` by the same trainer.
+        began_metrics: whether the trainer has begun the file of metrics, perhaps by an evaluation before the training.
     """
 
     def __init__(self, trainer: TrainerInterface) -> None:
@@ -71,6 +83,7 @@ class Recorder(TrainerCallback):
         self._launched = 0.0
         self.record: RunRecord | None = None
         self.steps_before = 0
+        self.began_metrics = False
 
     @property
     def folder(self) -> Path:
@@ -97,7 +110,8 @@ class Recorder(TrainerCallback):
                 is any.
 
         Raises:
-            UserError: the folder holds the record of another run, or no checkpoint to resume from.
+            UserError: the folder holds the record of another run, a file of the user's own that the launch would write
+                over, or no checkpoint to resume from.
         """
         if resume in (None, False):
             # Other processes may look at another disk, or later, when the record of this run is there.
@@ -105,19 +119,21 @@ class Recorder(TrainerCallback):
                 raise UserError(
                     f"holds the record of {self._run_and_remedy()}name another output_dir", path=self.folder
                 )
-            if _broadcast(self.record is None and (self.folder / CONFIG_FILE).is_file()):
-                beside = f"and the folder holds no {RUN_FILE} beside it"
-                raise UserError(
-                    f"would be written over, {beside}; move it, or name another output_dir",
-                    path=self.folder / CONFIG_FILE,
-                )
+            self._check_foreign(begins=self._trainer.args.save_strategy != SaveStrategy.NO)
             return None
         if resume is True or str(resume).lower() in ("last", "true", "auto"):
             return open_run_folder(str(self.folder), "last" if resume is True else str(resume), self._say)[1]
         # As in Trainer, newer checkpoints may exist.
         if fault := checkpoint_fault(Path(str(resume)), read_all=True):
             raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=str(resume))
+        self._check_foreign(begins=False)
         return str(resume)
+
+    def _check_foreign(self, *, begins: bool) -> None:
+        """Raise ``UserError`` in every process for a file of the user's own that the launch would write over."""
+        but = [METRICS_FILE] if self.began_metrics else []
+        if foreign := _broadcast(foreign_file(self.folder, begins=begins, but=but) if self.record is None else None):
+            raise foreign_error(foreign)
 
     def _run_and_remedy(self) -> str:
         """Describe the run in the folder, and how a new trainer resumes it, as the beginning of a remedy."""
@@ -147,7 +163,7 @@ class Recorder(TrainerCallback):
         started, first = time.time(), self.record is None
         path = self.folder / RUN_FILE
         before = path.read_bytes() if path.is_file() else None
-        boards = self._board_files()
+        logs = self._log_files()
         now = self._describe()
         settings = launch_settings(now) | self._passed_optimizer()
         now = replace(now, launches=[Launch(settings=settings, versions=now.versions, machine=now.machine)])
@@ -165,7 +181,7 @@ class Recorder(TrainerCallback):
             self._write(replace(self.record or now, status="interrupted"))
             raise
         except Exception as error:
-            self._record_failure(error, before, boards)
+            self._record_failure(error, before, logs)
             raise
 
     def _describe(self) -> RunRecord:
@@ -312,14 +328,14 @@ class Recorder(TrainerCallback):
         is_loaded = self._trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None
         return state.best_global_step if is_loaded else None
 
-    def _board_files(self) -> set[Path]:
-        """Return the files of TensorBoard in the run folder."""
-        return {*(self.folder / BOARD_FOLDER).glob("*")}
+    def _log_files(self) -> set[Path]:
+        """Return the files of logs in the run folder: of metrics, and TensorBoard's."""
+        return {*(self.folder / BOARD_FOLDER).glob("*"), *self.folder.glob(METRICS_FILE)}
 
-    def _record_failure(self, error: Exception, before: bytes | None, boards: set[Path]) -> None:
+    def _record_failure(self, error: Exception, before: bytes | None, logs: set[Path]) -> None:
         """Record that the run failed; if this launch took no step, restore ``before``, the earlier run.json.
 
-        ``boards`` are the files of TensorBoard that were there before, of an evaluation, or the user's own.
+        ``logs`` are the files of logs that were there before, of an evaluation, or the user's own.
         """
         trainer, folder = self._trainer, self.folder
         for callback in trainer.callback_handler.callbacks:
@@ -336,10 +352,11 @@ class Recorder(TrainerCallback):
                     with atomic_write(folder / RUN_FILE, "wb") as stream:
                         stream.write(before)
             else:
-                for file in self._board_files() - boards:
+                for file in self._log_files() - logs:
                     file.unlink(missing_ok=True)
-                if (folder / BOARD_FOLDER).is_dir() and not self._board_files():
-                    (folder / BOARD_FOLDER).rmdir()
+                board = folder / BOARD_FOLDER
+                if board.is_dir() and not any(board.iterdir()):
+                    board.rmdir()
                 remove_start(folder)
             if not self.trained and before is None:
                 self.record = None

@@ -368,8 +368,9 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             kwargs: as in Trainer.
 
         Raises:
-            UserError: the run folder holds the record of another run or of other settings, or another process trains
-                in it; memory has run out, or a loss or a gradient is not finite.
+            UserError: the run folder holds the record of another run or of other settings, or a file of the user's own
+                that would be written over; another process trains in it; memory has run out, or a loss or a gradient is
+                not finite.
         """
         self.recorder.describe(*describe(self))
         with locked(self.recorder.folder) if is_main_process() else nullcontext():
