@@ -38,6 +38,7 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("--jepa_ratio=-1.0", {"jepa_ratio": 1.0}),
     ("--step_jepa --pair_distance 2", {"pair_distance": 2}),
+    ("--step_jepa --step_separator line", {"step_separator": "line"}),
     ("--target_grad ema --ema_decay 0.5", {"target_grad": "ema", "ema_decay": 0.5}),
     ("--lbd_schedule warmup --lbd_warmup 0.3", {"lbd_schedule": "warmup", "lbd_warmup": 0.3}),
     ("--stp", {"stp": 0.02}),
@@ -59,7 +60,6 @@ for each in options_of(JepaConfig):
     if each.name not in OWN:
         other = [choice for choice in each.choices if choice != each.default]
         value = True if each.type is bool else other[0] if other else NUMBERS.get(each.name, 0.25)
-        value = "line" if each.name == "step_separator" else value
         FLAGS.append((f"--{each.name} {value}".removesuffix(" True"), {each.name: value}))
 
 

@@ -113,6 +113,9 @@ def test_a_setting_without_effect_in_published_baselines_is_noted() -> None:
     config = RunConfig.from_flat({"regular": True, "predictors": 3, "lbd": 2}, notes.append)
     assert config.jepa == JepaConfig(mode="regular")
     assert notes == ["`regular` has no views, so `predictors`, `lbd` have no effect"]
+    notes.clear()
+    assert RunConfig.from_flat({"step_separator": "line"}, notes.append) == RunConfig()
+    assert notes == ["`step_separator` has no effect without `step_jepa`: the views of llm-jepa are messages"]
 
 
 def test_numbers_of_yaml_are_read_by_the_type_of_their_field(tmp_path: Path) -> None:
@@ -200,6 +203,12 @@ BAD_FLAT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize("other", [{"sigreg": 0.1}, {"variance": 1.0}, {"terms": ({"term": "a:B"},)}])
+def test_other_losses_of_pairs_have_a_head_and_averages_without_the_alignment_loss(other: dict[str, Any]) -> None:
+    config = RunConfig(jepa=JepaConfig(lbd=0.0, predictor_head="mlp", target_grad="ema", **other))
+    assert RunConfig.from_flat(config.to_flat()) == config
+
+
 @pytest.mark.parametrize(("values", "words"), BAD_FLAT, ids=[str(values) for values, _ in BAD_FLAT])
 def test_wrong_settings_are_refused_by_name(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as error:
@@ -216,6 +225,13 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"columns": "question"}, "columns: expected a list, got 'question'"),
     ({"jepa": JepaConfig(mode="regular", lbd=3.0)}, "mode 'regular' has no views, so `lbd` does nothing"),
     ({"jepa": JepaConfig(ema_decay=0.5)}, "`ema_decay` does nothing without `target_grad ema`"),
+    ({"jepa": JepaConfig(step_separator="line")}, "`step_separator` does nothing without `mode step-jepa`"),
+    ({"jepa": JepaConfig(lbd=0.0, lbd_schedule="warmup")}, "`lbd 0` trains no alignment loss, so `lbd_schedule` does"),
+    ({"jepa": JepaConfig(lbd=0.0, target_grad="ema")}, "`lbd 0` trains no alignment loss, so `target_grad` does"),
+    ({"jepa": JepaConfig(lbd=0.0, sigreg=0.1, target_grad="stop")}, "`lbd 0` trains no alignment loss, so `target_g"),
+    ({"jepa": JepaConfig(lbd=0.0, predictor_head="mlp")}, "`lbd 0` trains no alignment loss, so `predictor_head` does"),
+    ({"jepa": JepaConfig(jepa_ratio=0.0, lbd_schedule="cosine")}, "`jepa_ratio 0` trains no alignment loss, so `lbd_"),
+    ({"jepa": JepaConfig(jepa_epochs=0, sigreg=1.0, predictor_head="mlp")}, "`jepa_epochs 0` trains no alignment loss"),
     ({"lora": LoraSettings(), "pretrain": True}, "`lora` needs trained weights"),
     ({"same_flop": True, "trainer": {"max_steps": 5}}, "`same_flop` works out the number of steps"),
     ({"trainer": {"bf16": True, "fp16": True}}, "`bf16` and `fp16` exclude each other"),

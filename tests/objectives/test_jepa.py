@@ -116,6 +116,24 @@ def test_a_loop_is_refused_what_only_the_trainer_does(
     JepaTrainer(make_model("llama"), arguments(tmp_path), jepa.config, processing_class=tiny_tokenizer)
 
 
+@pytest.mark.parametrize(
+    ("changes", "idle"),
+    [
+        ({"mode": "regular", "lbd": 0.3}, "lbd"),
+        ({"lbd": 0.0, "predictor_head": "mlp"}, "predictor_head"),
+        ({"infonce_temperature": 0.1}, "infonce_temperature"),
+    ],
+)
+def test_a_loop_is_refused_settings_that_do_nothing(tiny_tokenizer: Any, changes: dict[str, Any], idle: str) -> None:
+    model = make_model("llama")
+    jepa = Jepa(model, tiny_tokenizer, JepaConfig(**changes))
+    with pytest.raises(UserError, match=f"`{idle}` does nothing"):
+        jepa.loss(model, jepa.collate(records()))
+    # Other terms may read what the head and the averages change.
+    own = Jepa(model, tiny_tokenizer, JepaConfig(lbd=0.0, predictor_head="mlp"), objective=Objective([LMLoss()]))
+    own.loss(model, own.collate(records()))
+
+
 def test_without_heads_the_loss_names_the_missing_one(tiny_tokenizer: Any) -> None:
     model, config = make_model("llama"), JepaConfig(predictor_head="mlp")
     jepa = Jepa(model, tiny_tokenizer, config, heads=False)

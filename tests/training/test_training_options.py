@@ -148,6 +148,9 @@ def test_settings_of_the_objective_without_effect_are_refused(tiny_tokenizer: An
     for field, needed in (("ema_decay", "target_grad ema"), ("infonce_temperature", "jepa_loss_type infonce")):
         with pytest.raises(UserError, match=f"`{field}` does nothing without `{needed}`; add it or leave it out"):
             make(JepaConfig(**{field: 0.5}))
+    for cause, idle in (({"mode": "regular"}, {"lbd": 0.3}), ({"lbd": 0.0}, {"target_grad": "ema"})):
+        with pytest.raises(UserError, match=f"`{next(iter(idle))}` does nothing with it; leave one out"):
+            make(JepaConfig(**cause, **idle))
     infonce = JepaConfig(jepa_loss_type="infonce")
     with pytest.raises(ValueError, match=r"a held-out batch of 1 has one, .* raise `per_device_eval_batch_size`"):
         make(infonce, per_device_eval_batch_size=1)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
-from stepjepa.base.errors import shown
+from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject, parse_json
 from stepjepa.base.similar_names import did_you_mean
 from stepjepa.base.user_code import load
@@ -18,6 +18,7 @@ from stepjepa.config.option import (
     FROM_ZERO,
     POSITIVE,
     SHARE_OR_ALL,
+    check_effects,
     check_values,
     documented,
     option,
@@ -96,6 +97,7 @@ class JepaConfig:
     step_separator: str = _views(
         "blank",
         "blank (lines), line (ends), or a literal string",
+        only_with="mode step-jepa",
         # In flags and files the two characters \\n stand for a line end.
         parse=lambda text: text.replace("\\n", "\n"),
     )
@@ -318,3 +320,29 @@ CHOICES = {setting.name: setting.choices for setting in _OPTIONS if setting.choi
 
 NEEDS_VIEWS = tuple(name for name, about in SETTINGS.items() if about.get("views"))
 """Fields without effect in regular training."""
+
+
+def check_objective_effects(config: JepaConfig, *, own_terms: bool = False) -> None:
+    """Raise ``UserError`` for a setting of the objective that does nothing beside the others.
+
+    A configuration may hold such settings: folders of runs by earlier versions do.
+
+    Args:
+        config: the configuration of a training.
+        own_terms: whether terms are passed that may read the pairs, too.
+    """
+    check_effects(vars(config), JepaConfig)
+    if not config.uses_views:
+        usual = vars(JepaConfig(mode="regular"))
+        if idle := [name for name in NEEDS_VIEWS if getattr(config, name) != usual[name]]:
+            raise UserError(f"mode 'regular' has no views, so `{idle[0]}` does nothing with it; leave one out")
+        return
+    cause = next((name for name in ("lbd", "jepa_ratio", "jepa_epochs") if getattr(config, name) == 0), None)
+    # Losses on all embeddings, and a user's own, read the source behind the head, and the target that is averaged.
+    others = cause == "lbd" and (own_terms or config.sigreg or config.variance or config.covariance or config.terms)
+    shaping = ["lbd_schedule"]
+    shaping += ["target_grad"] if config.target_grad == "stop" or not others else []
+    shaping += [] if others else ["predictor_head"]
+    idle = [name for name in shaping if getattr(config, name) != DEFAULTS[name]]
+    if cause is not None and idle:
+        raise UserError(f"`{cause} 0` trains no alignment loss, so `{idle[0]}` does nothing with it; leave one out")

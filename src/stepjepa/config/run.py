@@ -16,7 +16,7 @@ from typing import Any, Literal
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.flat_file import line_of, read_flat
-from stepjepa.config.jepa import NEEDS_VIEWS, Dtype, JepaConfig, Quantization
+from stepjepa.config.jepa import Dtype, JepaConfig, Quantization, check_objective_effects
 from stepjepa.config.lora import LoraFlag, LoraSettings
 from stepjepa.config.option import (
     FROM_ONE,
@@ -225,13 +225,10 @@ class RunConfig:
         values = self._values()
         # Held-out records may be passed beside the configuration, see ``check_required``.
         held_out = self.eval_file or "passed"
-        check_effects({**values, "eval_file": held_out, **vars(self.jepa)}, RunConfig, JepaConfig)
-        if self.jepa.mode == "regular":
-            defaults = vars(JepaConfig(mode="regular"))
-            if idle := [name for name in NEEDS_VIEWS if getattr(self.jepa, name) != defaults[name]]:
-                raise UserError(f"mode 'regular' has no views, so `{idle[0]}` does nothing with it; leave one out")
-            if self.eval_retrieval:
-                raise UserError("`eval_retrieval`: mode 'regular' has no views to embed; leave one out")
+        check_effects({**values, "eval_file": held_out}, RunConfig)
+        check_objective_effects(self.jepa, own_terms="objective" in self.objects)
+        if self.jepa.mode == "regular" and self.eval_retrieval:
+            raise UserError("`eval_retrieval`: mode 'regular' has no views to embed; leave one out")
         values["plain"] = self.jepa.plain
         for names in EXCLUSIVE:
             named = [name for name in names if values[name] not in (None, False)]

@@ -84,6 +84,7 @@ def read_objective(named: JsonObject, note: Callable[[str], None]) -> JepaConfig
         )
     elif mode == "llm-jepa" and objective.get("step_separator", "blank") != "blank":
         note("`step_separator` has no effect without `step_jepa`: the views of llm-jepa are messages")
+        del objective["step_separator"]
     if short["additive_mask"]:
         note("`additive_mask` changes nothing: all views are run in one pass anyway")
     with raising_user_errors():

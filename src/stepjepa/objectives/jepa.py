@@ -21,7 +21,7 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.batch_sizes import ANSWERED, EMBEDDED
-from stepjepa.config.jepa import JepaConfig, Pooling, Quantization
+from stepjepa.config.jepa import JepaConfig, Pooling, Quantization, check_objective_effects
 from stepjepa.data.record import Record
 from stepjepa.data.records import as_records
 from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads, number_of_layers
@@ -255,7 +255,8 @@ class Jepa:
     __call__ = loss
 
     def _check_loss(self, model: nn.Module) -> None:
-        """Raise a ``ValueError`` for settings that a loop does not support, and for missing heads."""
+        """Raise a ``ValueError`` for missing heads, and for settings that do nothing or need ``JepaTrainer``."""
+        check_objective_effects(self.config, own_terms=self._own_objective is not None)
         for name, all_steps in (("jepa_ratio", 1.0), ("jepa_epochs", None)):
             if self.config.uses_views and getattr(self.config, name) != all_steps:
                 instead = "'collate(records, views=False)' in the steps without views"

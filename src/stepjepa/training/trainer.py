@@ -19,8 +19,7 @@ from stepjepa.base.files import locked
 from stepjepa.base.processes import is_main_process
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.config.jepa import JepaConfig
-from stepjepa.config.option import check_effects
+from stepjepa.config.jepa import JepaConfig, check_objective_effects
 from stepjepa.config.run import GroupBy
 from stepjepa.data.record import Data, Views
 from stepjepa.models.architecture import without_heads
@@ -187,7 +186,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
     ) -> None:
         """Check all that can be checked before a model is loaded, which may take long."""
         argument_checks.check_arguments(args)
-        check_effects(vars(self.jepa), JepaConfig)
+        check_objective_effects(self.jepa, own_terms=objective is not None)
         self.group_by = checks.check_grouping(group_by, self.jepa)
         objective = objective or Objective.from_config(self.jepa)
         checks.check_objective(self.jepa, args, objective, trains=trains, held_out=held_out)
