@@ -142,6 +142,14 @@ def test_settings_of_the_objective_without_effect_are_refused(tiny_tokenizer: An
     for idle in ({"lbd": 0.0}, {"jepa_epochs": 0.0}, {"jepa_ratio": 0.0, "sigreg": 0.1}, {"mode": "regular"}):
         with pytest.raises(ValueError, match="no step has a loss whose weight is above 0, so nothing would be trained"):
             make(JepaConfig(gamma=0.0, **idle))
+    epochs = {"max_steps": -1, "num_train_epochs": 2}
+    for some in ({"jepa_ratio": 0.5}, {"jepa_epochs": 1.5}):
+        told = f"`{next(iter(some))}` leaves steps without views, .* train nothing; leave `{next(iter(some))}` out"
+        with pytest.raises(ValueError, match=told):
+            make(JepaConfig(gamma=0.0, **some), **epochs)
+        make(JepaConfig(gamma=0.0, **some), trains=False, **epochs)
+        make(JepaConfig(gamma=0.0, stp=0.1, **some), **epochs)
+    make(JepaConfig(gamma=0.0, jepa_epochs=2.0), **epochs)
     make(JepaConfig(mode="regular", gamma=0.0), trains=False)
     make(JepaConfig(mode="regular", gamma=0.0, stp=0.1))
     make(JepaConfig(gamma=0.0, lbd_schedule="warmup"))
@@ -152,8 +160,11 @@ def test_settings_of_the_objective_without_effect_are_refused(tiny_tokenizer: An
         with pytest.raises(UserError, match=f"`{next(iter(idle))}` does nothing with it; leave one out"):
             make(JepaConfig(**cause, **idle))
     infonce = JepaConfig(jepa_loss_type="infonce")
-    with pytest.raises(ValueError, match=r"a held-out batch of 1 has one, .* raise `per_device_eval_batch_size`"):
-        make(infonce, per_device_eval_batch_size=1)
+    # With all pairs it depends on the records.
+    for jepa in (infonce, JepaConfig(jepa_loss_type="infonce", pairs="all")):
+        with pytest.raises(ValueError, match=r"a held-out batch of 1 has one, .* raise `per_device_eval_batch_size`"):
+            make(jepa, per_device_eval_batch_size=1)
+    make(JepaConfig(mode="step-jepa", jepa_loss_type="infonce", pairs="all"), per_device_eval_batch_size=1)
     make(JepaConfig(), per_device_eval_batch_size=1)
 
 

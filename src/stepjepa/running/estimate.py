@@ -45,7 +45,13 @@ from stepjepa.running.held_out_scores import check_metric
 from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, resident_bytes
 from stepjepa.running.precision import bf16_advice, bf16_by_default, with_launched_precision
 from stepjepa.running.training_arguments import training_arguments
-from stepjepa.training.checks import check_batch_size, check_objective, check_positions, check_sharding
+from stepjepa.training.checks import (
+    check_batch_size,
+    check_held_out_batch,
+    check_objective,
+    check_positions,
+    check_sharding,
+)
 from stepjepa.training.flops import FlopModel, Shape, recomputation
 from stepjepa.training.plan import Plan, equal_compute
 
@@ -156,6 +162,8 @@ def _set_up(
     objective = Objective.from_config(config, model)
     check_objective(config, training, objective, trains=True, held_out=held_out is not None)
     check_batch_size(config, training, objective.compares_pairs, prepared)
+    if held_out is not None:
+        check_held_out_batch(config, training, objective.compares_pairs, held_out)
     if sharding:
         check_sharding(config, run.eval_generate, run.eval_retrieval or None)
     jepa = Jepa(

@@ -1,6 +1,7 @@
 """Check the objective, the model and the records of a ``JepaTrainer`` before the first step."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from torch import nn
@@ -13,13 +14,14 @@ from stepjepa.config.run import GroupBy
 from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import uses_flex
 from stepjepa.objectives.objective import Objective
+from stepjepa.objectives.term import Term
 from stepjepa.objectives.text import LMLoss
 
 
 def check_objective(
     config: JepaConfig, args: TrainingArguments, objective: Objective, *, trains: bool, held_out: bool
 ) -> None:
-    """Raise a ``ValueError`` if no term is trained, or one that compares pairs would see only one pair per batch.
+    """Raise a ``ValueError`` if steps train no term, or one that compares pairs would see only one pair per batch.
 
     Args:
         config: of the run.
@@ -30,24 +32,28 @@ def check_objective(
     """
     with_pairs = config.uses_views and config.jepa_ratio > 0 and config.jepa_epochs != 0
     used = [term for term in objective.terms.values() if with_pairs or not term.of_pairs]
-    # A user's term may have a schedule of its own.
-    weights = [term.weight_at(progress) for term in used for progress in (None, 0.0, 0.5, 1.0)]
-    if trains and not any((*weights, config.router_loss)):
+    if trains and not (_have_weight(used) or config.router_loss):
         raise ValueError(
             "no step has a loss whose weight is above 0, so nothing would be trained; raise `gamma`, or the weight of "
             "another loss"
         )
-    check_batch_size(config, args, objective.compares_pairs)
-    if (
-        held_out
-        and objective.compares_pairs
-        and config.pairs == "first"
-        and args.eval_batch_size * args.world_size == 1
-    ):
+    # How many epochs `max_steps` are is not known yet.
+    ends = config.jepa_epochs is not None and args.max_steps <= 0 and config.jepa_epochs < args.num_train_epochs
+    without = "jepa_ratio" if config.jepa_ratio < 1 else "jepa_epochs" if ends else None
+    of_text = [term for term in used if not term.of_pairs]
+    if trains and without and not (_have_weight(of_text) or config.router_loss):
         raise ValueError(
-            "the loss compares the pairs of a micro-batch, and a held-out batch of 1 has one, so that its loss is 0; "
-            "raise `per_device_eval_batch_size`, or take another loss"
+            f"`{without}` leaves steps without views, in which no loss has a weight above 0, so they would train "
+            f"nothing; leave `{without}` out, or raise `gamma`"
         )
+    check_batch_size(config, args, objective.compares_pairs)
+    if held_out:
+        check_held_out_batch(config, args, objective.compares_pairs)
+
+
+def _have_weight(terms: Iterable[Term]) -> bool:
+    """Return whether a term has a weight at any time; a user's term may have a schedule of its own."""
+    return any(term.weight_at(progress) for term in terms for progress in (None, 0.0, 0.5, 1.0))
 
 
 def check_batch_size(
@@ -61,17 +67,30 @@ def check_batch_size(
         compares_pairs: whether a term compares the pairs of a micro-batch.
         prepared: records as tokens, which say whether one has several pairs with ``pairs`` 'all'; None for not yet.
     """
-    if not compares_pairs or args.train_batch_size * args.world_size > 1:
-        return
-    one_each = config.pairs == "first"
-    if not one_each and prepared is not None:
-        records = (prepared.dataset[number].record for number in range(len(prepared.dataset)))
-        one_each = not any(len(record.all_pairs) > 1 for record in records)
-    if one_each:
+    if compares_pairs and args.train_batch_size * args.world_size == 1 and _one_pair_each(config, prepared):
         raise ValueError(
             "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise `batch_size` (and lower "
             "`grad_accum`), or take another loss"
         )
+
+
+def check_held_out_batch(
+    config: JepaConfig, args: TrainingArguments, compares_pairs: bool, prepared: Prepared | None = None
+) -> None:
+    """Raise a ``ValueError`` as :func:`check_batch_size` does, for a batch of held-out records."""
+    if compares_pairs and args.eval_batch_size * args.world_size == 1 and _one_pair_each(config, prepared):
+        raise ValueError(
+            "the loss compares the pairs of a micro-batch, and a held-out batch of 1 has one, so that its loss is 0; "
+            "raise `per_device_eval_batch_size`, or take another loss"
+        )
+
+
+def _one_pair_each(config: JepaConfig, prepared: Prepared | None) -> bool:
+    """Return whether no record has several pairs; as far as it is known, where none is prepared yet."""
+    if config.pairs == "first" or prepared is None:
+        return config.pairs == "first"
+    records = (prepared.dataset[number].record for number in range(len(prepared.dataset)))
+    return not any(len(record.all_pairs) > 1 for record in records)
 
 
 def check_adapters(model: nn.Module, *, trains: bool) -> None:

@@ -153,6 +153,8 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         self._views = views
         self._prepare_data(train_dataset, eval_dataset, tokenizer)
         checks.check_batch_size(self.jepa, args, self.objective.compares_pairs, self.prepared)
+        for held_out in self.held_out.values():
+            checks.check_held_out_batch(self.jepa, args, self.objective.compares_pairs, held_out)
         super().__init__(
             model=model,
             args=args,
