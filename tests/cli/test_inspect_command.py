@@ -204,3 +204,18 @@ def test_a_wrong_template_is_refused_before_the_records_are_read(
     assert main([command, *flags]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith(f"stepjepa {command}: error: {template}: {fault}")
+
+
+def test_data_sets_are_read_as_in_training(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for split, number in (("train", 0), ("test", 1)):
+        (folder / f"{split}.jsonl").write_text(data.read_text(encoding="utf-8").splitlines()[number], encoding="utf-8")
+    sources = ["--dataset", f"{folder}::test", str(data), "--model_name", "preset:tiny"]
+    assert main(["inspect", *sources, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert (value["path"], value["file"]["counts"]["records"]) == (str(folder / "test.jsonl"), 3)
+    assert main(["verify", *sources, "--max_records", "1", "--regular"]) == 0
+    assert f"data {folder}::test + {data}, mode regular" in capsys.readouterr().out
+    assert main(["inspect", "--model_name", "preset:tiny"]) == 2
+    assert "name the data with one of --train_file and --dataset" in capsys.readouterr().err

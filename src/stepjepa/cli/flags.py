@@ -19,7 +19,7 @@ from stepjepa.running.repeat import is_record, recorded_settings
 
 OBJECTIVE = "objective (neither --regular nor --step_jepa means LLM-JEPA)"
 
-_SHARED = ("train_file", "columns", "bad_records", "model_name", "chat_template", "trust_remote_code")
+_SHARED = ("train_file", "dataset", "columns", "bad_records", "model_name", "chat_template", "trust_remote_code")
 
 RECORDS_MODEL_OBJECTIVE = (
     *(setting for setting in WRITTEN if setting.name in _SHARED),

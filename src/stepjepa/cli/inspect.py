@@ -60,16 +60,16 @@ def inspect(args: argparse.Namespace) -> JsonObject:
 
 
 def add_flags(parser: Parser) -> None:
-    """Add the flags of records, model and objective; training file and model are required."""
+    """Add the flags of records, model and objective; the model is required."""
     add_records_model_objective(parser)
-    parser.required += ["train_file", "model_name"]
+    parser.required += ["model_name"]
 
 
 INSPECT = Command(
     inspect,
     add=add_flags,
     flags=((ShowFlags, "what to show"),),
-    common="train_file columns max_length model_name chat_template regular step_jepa layout predictors pairs "
+    common="train_file dataset columns max_length model_name chat_template regular step_jepa layout predictors pairs "
     "step_separator labels plain index records json png overwrite",
     epilog="example: stepjepa inspect --train_file data.jsonl --model_name preset:tiny --step_jepa",
 )
@@ -89,12 +89,12 @@ def run_checks(args: argparse.Namespace) -> JsonObject:
     run = run_config(args, RECORDS_MODEL_OBJECTIVE)
     config = run.jepa
     from stepjepa.evaluation.answering import spread
-    from stepjepa.inspection.inputs import generated_records, training_records, training_subject
+    from stepjepa.inspection.inputs import generated_records, name_of_data, training_records, training_subject
     from stepjepa.inspection.verification import verify
 
-    seed, name = args.finetune_seed, run.model_name or "preset:tiny"
-    records = generated_records(run, seed) if run.train_file is None else training_records(run)
-    print(f"model {name}, data {run.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
+    seed, name, data = args.finetune_seed, run.model_name or "preset:tiny", name_of_data(run)
+    records = generated_records(run, seed) if data is None else training_records(run)
+    print(f"model {name}, data {data or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
     sample = spread(records, args.max_records)
     print(f"{len(sample):,} of {len(records):,} records looked at, spread over all (--max_records)")
     subject = training_subject(run, name, records, sample, seed=seed, lora=args.lora)
@@ -107,7 +107,7 @@ def run_checks(args: argparse.Namespace) -> JsonObject:
         print(f"{outcome}  {check['name']}: {visible(spelled(check['detail']))}", flush=True)
     failed = sum(not check["passed"] for check in checks)
     print("all checks passed" if not failed else f"{counted(failed, 'check')} failed")
-    facts = {"model": name, "data": run.train_file, "mode": config.mode, "layout": config.layout}
+    facts = {"model": name, "data": data, "mode": config.mode, "layout": config.layout}
     return {**facts, "passed": not failed, "checks": checks}
 
 
@@ -115,8 +115,8 @@ VERIFY = Command(
     run_checks,
     add=add_records_model_objective,
     flags=((VerifyFlags, "verify"), (JsonFlags, "verify")),
-    common="train_file columns max_length model_name chat_template lora regular step_jepa layout predictors labels "
-    "plain jepa_loss_type max_records json finetune_seed",
+    common="train_file dataset columns max_length model_name chat_template lora regular step_jepa layout predictors "
+    "labels plain jepa_loss_type max_records json finetune_seed",
     epilog="example: stepjepa verify --train_file data.jsonl --model_name preset:tiny --step_jepa",
 )
 

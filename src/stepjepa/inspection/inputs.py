@@ -7,37 +7,43 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stepjepa.base.errors import raising_user_errors
+from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.base.terminal import note
 from stepjepa.chat.special_tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config.lora import LoraSettings
 from stepjepa.config.run import RunConfig
-from stepjepa.data.bad_records import BadRecords
-from stepjepa.data.reading_notes import describe_columns, tell_unused
+from stepjepa.data.reading_notes import describe_columns
 from stepjepa.data.record import Record
 from stepjepa.data.records import parse_record
-from stepjepa.data.sources import read_records
 from stepjepa.inspection.verification import Subject
 from stepjepa.models.loading import add_lora, load_model, load_tokenizer
 from stepjepa.models.presets import PREFIX, preset_config, train_tokenizer
 from stepjepa.models.token_rows import adapter_rows
-from stepjepa.running.data import check_inputs
+from stepjepa.running.data import check_inputs, read_file, read_mixture
 from stepjepa.tasks.stepmath import Difficulty, generate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def training_records(run: RunConfig) -> list[Record]:
-    """Read the records of the training file; print notes on its columns and on its unused parts."""
+def training_records(run: RunConfig) -> Sequence[Record]:
+    """Read the records of the training file or of the data sets; print notes on columns and on unused parts.
+
+    Raises:
+        UserError: no data are named, or a record is wrong.
+    """
+    if run.train_file is None and run.dataset is None:
+        raise UserError("name the data with one of `train_file` and `dataset`")
     check_inputs(run)
-    bad = BadRecords(run.bad_records, settings=("bad_records", "columns"))
-    records = read_records(str(run.train_file), bad=bad, columns=run.columns)
-    bad.tell()
+    records, _ = read_mixture(run) if run.dataset is not None else read_file(run, str(run.train_file))
     if (columns := describe_columns(records[0])) is not None:
         note(f"columns: {columns}")
-    tell_unused(records)
     return records
+
+
+def name_of_data(run: RunConfig) -> str | None:
+    """Return the training file or the data sets of a run, as they were named; None if none were."""
+    return run.train_file if run.dataset is None else " + ".join(run.dataset)
 
 
 def generated_records(run: RunConfig, seed: int) -> list[Record]:

@@ -55,7 +55,7 @@ def read_data(
     """
     check_inputs(run)
     if run.data_file is not None:
-        records, origin = _read_file(run, run.data_file)
+        records, origin = read_file(run, run.data_file)
         is_held_out, split_by = _split(run, records)
         train_records = Spooled(compress(records, ~is_held_out))
         eval_records = Spooled(compress(records, is_held_out))
@@ -66,13 +66,13 @@ def read_data(
             train_records, origin = _in_memory(train)
         else:
             train_records, origin = (
-                read_mixture(run) if run.dataset is not None else _read_file(run, str(run.train_file))
+                read_mixture(run) if run.dataset is not None else read_file(run, str(run.train_file))
             )
         eval_records, files = Spooled[Record]([]), {"train": origin}
         if held_out is not None:
             eval_records, files["eval"] = _in_memory(held_out)
         elif run.eval_file is not None:
-            eval_records, files["eval"] = _read_file(run, run.eval_file)
+            eval_records, files["eval"] = read_file(run, run.eval_file)
     _tell_overlap(train_records, eval_records)
     return train_records, eval_records, files
 
@@ -128,7 +128,7 @@ def read_mixture(run: RunConfig) -> tuple[Spooled[Record], Source]:
     return records, Source(file=names, records=len(records), sha256=records_fingerprint(records), other=more)
 
 
-def _read_file(run: RunConfig, file: str) -> tuple[Spooled[Record], Source]:
+def read_file(run: RunConfig, file: str) -> tuple[Spooled[Record], Source]:
     """Read the records of a file, as :func:`_read`; the description has the SHA-256 of the file."""
     records, origin = _read(run, file, each_record)
     return records, replace(origin, sha256=fingerprint(file))
