@@ -14,8 +14,9 @@ import pytest
 from stepjepa import JepaConfig, LoraSettings, RunConfig, UserError
 from stepjepa.cli.parser import as_arguments
 from stepjepa.config.flat_file import read_flat
-from stepjepa.config.option import options_of
+from stepjepa.config.option import USUAL_NAMES, options_of
 from stepjepa.config.run import FLAT, OPTIONS, WRITTEN
+from stepjepa.config.trainer import trainer_options
 from stepjepa.inspection.analysis import AnalysisSettings
 from stepjepa.models.sampling import Sampling
 from stepjepa.tasks.stepmath import Difficulty
@@ -186,6 +187,11 @@ def test_a_number_of_a_file_is_that_of_a_flag(tmp_path: Path) -> None:
 BAD_FLAT: list[tuple[dict[str, Any], str]] = [
     ({"lora_rank": 3}, "`lora_rank` does nothing without `lora`; add it or leave it out"),
     ({"max_stps": 3}, "unknown setting 'max_stps'; did you mean max_steps?"),
+    # Names of Axolotl, LLaMA-Factory, Lightning and TRL.
+    ({"base_model": "m"}, "unknown setting 'base_model'; did you mean model_name?"),
+    ({"cutoff_len": 9}, "unknown setting 'cutoff_len'; did you mean max_length?"),
+    ({"lora_target_modules": ["q"]}, "unknown setting 'lora_target_modules'; did you mean lora_targets?"),
+    ({"adapter": "lora"}, "unknown setting 'adapter'; did you mean lora?"),
     ({"layot": "branched"}, "unknown setting 'layot'; did you mean layout?"),
     ({"lbd": "x"}, "lbd: expected a number, got 'x'"),
     ({"lbd": [1]}, "lbd: expected one value, got the list '[1]'"),
@@ -303,3 +309,8 @@ def test_messages_of_the_library_name_fields() -> None:
         with pytest.raises(UserError) as caught:
             make()
         assert str(caught.value).startswith(message)
+
+
+def test_every_usual_name_of_another_tool_leads_to_a_setting() -> None:
+    settings = {*FLAT, *trainer_options()}
+    assert USUAL_NAMES.keys().isdisjoint(settings) and settings.issuperset(USUAL_NAMES.values())
