@@ -30,6 +30,8 @@ FILES: list[tuple[str | bytes, str]] = [
     ("lbd: 1\nsave_steps: x", ":2: argument --save_steps: expected a number, got 'x'"),
     ("config: other.yaml", "'config' is no setting of a file"),
     ("jepa: {lbd: 0.1}", "'jepa' is a group of Python alone; write its settings at the top level"),
+    ("lbd: 1\nlora: {rank: 3}", ":2: 'lora' is a group of Python alone; write its settings at the top level"),
+    ("trainer: {max_steps: 3}", ":1: 'trainer' is a group of Python alone; write its settings at the top level"),
     ("null: 2", "unknown argument '--None=2'"),
     ("'': 1", "unknown argument"),
     ('"\\u001b[2J": 1', "unknown argument"),

@@ -68,6 +68,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"evaluate": {"max_new_tokens": "x"}},
         "evaluate.max_new_tokens: argument --max_new_tokens: expected 1 or more",
     ),
+    ({"lbd": 1}, "lbd: unknown key; expected train, evaluate, arms, seeds, baseline; flags of train and of evaluate"),
     ({"seeds": ["x"]}, "seeds: expected different whole numbers"),
 ]
 

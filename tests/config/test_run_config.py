@@ -178,7 +178,9 @@ def test_a_number_of_a_file_is_that_of_a_flag(tmp_path: Path) -> None:
     assert (config.batch_size, config.finetune_seed, config.jepa.max_length, config.jepa.lbd) == (10, 16, 1000, 10.5)
     assert config.jepa.gamma == 16
     assert json.dumps(config.trainer) == '{"lr_scheduler_kwargs": {"a": 7, "b": 1.1}}'
-    for line, told in (("batch_size: 12:30", "a whole number, got '12:30'"), ("columns: [a, null]", "is empty .null.")):
+    groups = [(f"{name}: {{a: 1}}", f"'{name}' is a group of Python alone") for name in ("jepa", "lora", "trainer")]
+    values = [("batch_size: 12:30", "a whole number, got '12:30'"), ("columns: [a, null]", "is empty .null.")]
+    for line, told in (*groups, *values):
         file.write_text(line)
         with pytest.raises(UserError, match=rf"run.yaml:1: .*{told}"):
             RunConfig.read(file)

@@ -18,6 +18,10 @@ from stepjepa.tasks.registry import choose_task, load_task, source_fingerprint
         ("def (", "invalid syntax"),
         ("import sys\nsys.exit('no licence')", "no licence"),
         ("from stepjepa.tasks.base import Task\nclass Mine(Task):\n    name = headline = lenient = 'x'", "'score'"),
+        (
+            "from stepjepa.tasks.base import Task\nclass Mine(Task):\n    truth = score = lambda *_: None",
+            r"^task: 'mine_\d:Mine' lacks the attribute 'name'; see docs/tasks.md$",
+        ),
         ("Mine = 3", "is no class derived from"),
         ("", "has no attribute 'Mine'"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import chat_templates
 import served_forms
 import tiny
+from stepjepa.base.files import write_jsonl
 from stepjepa.chat import beginnings
 from stepjepa.chat.renderer import Renderer
 from stepjepa.chat.served import difference
@@ -18,10 +20,12 @@ from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer, TurnTokens
 from stepjepa.chat.turn_ends import TurnEnds
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.run import RunConfig
 from stepjepa.data.record import Record
 from stepjepa.data.records import parse_record
-from stepjepa.inspection.served import shown_turns
+from stepjepa.inspection.served import _records_of_run, shown_turns
 from stepjepa.inspection.verification import Subject, check_end_of_turn, check_pairs, check_served_folder, verify
+from stepjepa.store.record import RunRecord
 
 # A blank in front of an answer, which many tokenizers make one token with its first word.
 WITH_BLANK = (
@@ -319,3 +323,20 @@ def test_prompts_of_other_ids_and_the_same_text(plain_tokenizer: Any) -> None:
     assert difference(plain_tokenizer, ids, ids) is None
     assert f"'Add.' as {apart}" in str(difference(plain_tokenizer, ids, apart))
     assert "gives 'A' instead of 'Add.'" in str(difference(plain_tokenizer, apart[:1], apart))
+
+
+def test_the_training_file_is_found_from_other_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path counts from the directory of the training; a file of that name here is another one."""
+    run, there, here = tmp_path / "run", tmp_path / "there", tmp_path / "here"
+    for folder in (run, there, here):
+        folder.mkdir()
+    (run / "run.yaml").write_text(RunConfig(train_file="train.jsonl").to_yaml())
+    write_jsonl(there / "train.jsonl", [{"messages": list(TWO_TURNS.messages)}])
+    monkeypatch.chdir(here)
+    ((record,), source) = _records_of_run(run, RunRecord(directory=str(there)))
+    assert (record.path, source) == (str(there / "train.jsonl"), "records of train.jsonl")
+    # Moved to another machine, where it lies in the working directory.
+    write_jsonl(here / "train.jsonl", [{"messages": list(TWO_TURNS.messages)}])
+    assert _records_of_run(run, RunRecord(directory=str(there)))[0][0].path == str(there / "train.jsonl")
+    assert _records_of_run(run, RunRecord(directory="/nowhere"))[0][0].path == "train.jsonl"
+    assert _records_of_run(run / "none", RunRecord())[1] == "made-up chats, since the training file is not here"

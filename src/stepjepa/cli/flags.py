@@ -106,8 +106,6 @@ def arguments_of_file(parser: Parser, path: str, typed: Sequence[str], *, truste
                 raise UserError("'config' is no setting of a file; leave it out")
             if name in PASSED_OBJECTS and isinstance(value, dict):
                 RunConfig(objects={name: value}).check_required()
-            if isinstance(value, dict) and name in ("jepa", "trainer", "lora"):
-                raise UserError(f"'{name}' is a group of Python alone; write its settings at the top level")
             words = as_arguments({name: value})
             trainer_values(parser, parser.parse_known_args(translate_train(words)[0])[1])
         except (ValueError, TypeError) as error:  # json's own for what holds itself

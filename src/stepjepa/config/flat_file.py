@@ -9,12 +9,14 @@ from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import existing_file, read_text, read_yaml
 from stepjepa.base.json_object import JsonObject
 
+_PARTS = ("jepa", "lora", "trainer")  # of a ``RunConfig``, which Python nests
+
 
 def read_flat(path: str | os.PathLike[str]) -> JsonObject:
     """Read the lines of a YAML file as settings by the names of their flags, with underscores; nothing is checked yet.
 
     Raises:
-        UserError: it is no YAML of ``name: value`` lines, or a name occurs twice.
+        UserError: it is no YAML of ``name: value`` lines, or a name occurs twice or is a part of ``RunConfig``.
     """
     file = existing_file(path, "configuration file")
     values = read_yaml(file)
@@ -25,6 +27,9 @@ def read_flat(path: str | os.PathLike[str]) -> JsonObject:
         name = str(key).replace("-", "_")
         if name in flat:
             raise UserError(f"the key {shown(str(key))} occurs twice; leave one out", path=file)
+        if name in _PARTS and isinstance(value, dict):
+            fault = f"'{name}' is a group of Python alone; write its settings at the top level"
+            raise UserError(fault, path=file, line=line_of(file, name))
         flat[name] = value
     return flat
 
