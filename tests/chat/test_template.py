@@ -178,6 +178,10 @@ CHANGED = {
         "{{ '\\n' }}{% endfor %}" + ASK,
         "rewrites 'content' (it writes 'TWO. THREE.' for 'Two. Three.')",
     ),
+    "a character is appended": (
+        _of_all("m.content | replace('Three.', 'Three.!')"),
+        "rewrites 'content' (it writes 'Two. Three.!' for 'Two. Three.')",
+    ),
     "cut": (_of_all("m.content[:9]"), "leaves out, cuts or rewrites 'content', so that it"),
     "twice": (
         _of_all("(m.content + m.content if m.role == 'assistant' else m.content)"),
@@ -197,6 +201,13 @@ def test_a_template_that_changes_messages_is_refused_for_its_own_reason(name: st
     template = with_template(tiny_tokenizer, source)
     with pytest.raises(UserError, match=re.escape(f"the chat template {fault}")):
         template.turns(messages(("system", "Be kind."), ("user", "One?"), ("assistant", "Two. Three.")))
+
+
+def test_the_error_shows_the_end_of_a_long_content_that_is_changed_there(tiny_tokenizer: Any) -> None:
+    template = with_template(tiny_tokenizer, _of_all("m.content | replace(' END', '')"))
+    answer = f"{'Two. Three. ' * 12}Four END"
+    with pytest.raises(UserError, match=r"\(it writes '[^']+ Four' for '[^']+ Four END'\)"):
+        template.turns(messages(("user", "One?"), ("assistant", answer)))
 
 
 @pytest.mark.parametrize("change", ["m.content | upper", "m.content + m.content"])

@@ -17,7 +17,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.data.record import Record
 from stepjepa.data.records import as_records, parse_record
 from stepjepa.data.sources import read_records
-from stepjepa.data.steps import find_steps
+from stepjepa.data.steps import closed_step, find_steps
 from stepjepa.data.summarising import Summariser, records_fingerprint, system_prompts
 from stepjepa.store.folder import PROMPTS_FILE
 from stepjepa.store.prompts import share_trained_on, write_trained_prompts
@@ -207,3 +207,19 @@ def test_a_long_run_of_blanks_is_gone_through_once(separator: str) -> None:
     """A million of them took hours, each being tried as the first of a separator."""
     text = "one" + " \t" * 500_000 + "two\n\nthree"
     assert find_steps(text, separator) == [(0, len(text) - 5), (len(text) - 5, len(text))]
+
+
+@pytest.mark.parametrize(
+    ("text", "separator", "closed"),
+    [
+        ("one", "blank", "one\n\n"),
+        ("one\n", "blank", "one\n\n\n"),
+        ("one\n\n", "blank", "one\n\n"),
+        ("one", "line", "one\n"),
+        ("one\n", "line", "one\n"),
+        ("one", "##", "one##"),
+        ("one##", "##", "one##"),
+    ],
+)
+def test_a_step_is_closed_once(text: str, separator: str, closed: str) -> None:
+    assert closed_step(text, separator) == closed

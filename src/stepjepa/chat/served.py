@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepjepa.base.common_beginning import common_length
 from stepjepa.base.errors import UserError, one_line, shown
 from stepjepa.chat.marks import Message
 
@@ -73,8 +74,7 @@ def difference(
     """
     if list(served) == list(asked):
         return None
-    same = next((at for at, (a, b) in enumerate(zip(served, asked, strict=False)) if a != b), None)
-    begin = max((min(len(served), len(asked)) if same is None else same) - _AROUND, 0)
+    begin = max(common_length(served, asked) - _AROUND, 0)
     ends = [_text(tokenizer, ids[begin : begin + 2 * _AROUND]) for ids in (served, asked)]
     if ends[0] == ends[1]:
         ends = [

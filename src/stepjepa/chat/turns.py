@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from stepjepa.base.common_beginning import common_length
 from stepjepa.base.errors import UserError, shown
 from stepjepa.chat.marks import REASONING_KEYS, Kind, Message, Place
 from stepjepa.chat.thought import Tag, ends_in_thought, last_tag, thought_in
@@ -181,9 +182,9 @@ def _misplaced(chat: Sequence[Message], index: int, places: Sequence[Place]) -> 
 
 def _around_difference(first: str, second: str) -> tuple[str, str]:
     """Return what two texts have around their first difference, each for a message."""
-    same = next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
-    begin = max(same - _AROUND, 0)
-    return shown(first[begin : same + _AROUND]), shown(second[begin : same + _AROUND])
+    difference = common_length(first, second)
+    begin, end = max(difference - _AROUND, 0), difference + _AROUND
+    return shown(first[begin:end]), shown(second[begin:end])
 
 
 def _opened(

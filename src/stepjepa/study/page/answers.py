@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from stepjepa.base.common_beginning import common_length
 from stepjepa.base.files import read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import visible_lines
@@ -79,8 +80,7 @@ def _common_beginning(texts: Sequence[str]) -> str:
     """Return the longest text with which all texts begin."""
     # All texts sort between these two, so the common beginning of the two is that of all.
     first, last = min(texts), max(texts)
-    pairs = zip(first, last, strict=False)
-    return first[: next((place for place, (left, right) in enumerate(pairs) if left != right), len(first))]
+    return first[: common_length(first, last)]
 
 
 def shown_text(value: object) -> str:
