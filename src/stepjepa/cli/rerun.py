@@ -95,16 +95,16 @@ def _compare(folder: Path, new: Path, old: JsonObject, reasons: Sequence[str]) -
     """Print whether the weights are equal; return exit code 1 if they differ for none of these ``reasons``."""
     from stepjepa.store.fingerprint import equal_weights
 
-    same = equal_weights(folder, new)
-    if old.get("status") != "finished" or "exported_from" in old or same is None:
+    equal = equal_weights(folder, new)
+    if old.get("status") != "finished" or "exported_from" in old or equal is None:
         print(f"weights: nothing to compare with, since {folder} holds no weights of a finished run")
         return 0
-    if same:
+    if equal:
         print(f"weights: equal to those of {folder}, bit for bit")
     else:
         why = f": {visible('; '.join(reasons))}" if reasons else ""
         print(f"weights: differ from those of {folder}{why}", file=sys.stderr)
-    return 0 if same or reasons else 1
+    return 0 if equal or reasons else 1
 
 
 RERUN = Command(

@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> JsonObject:
     ]
     if args.output_file is not None:
         write_jsonl(args.output_file, results)
-        asked = "1 query" if len(results) == 1 else f"{len(results):,} queries"
-        print(f"{asked} in {counted(len(index.texts), 'distinct text')}; written: {args.output_file}")
+        searched = "1 query" if len(results) == 1 else f"{len(results):,} queries"
+        print(f"{searched} in {counted(len(index.texts), 'distinct text')}; written: {args.output_file}")
     else:
         for result in results:
             print(visible(result["query"]))

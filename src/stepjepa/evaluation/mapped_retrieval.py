@@ -38,8 +38,8 @@ class MappedRetrieval:
 
 def not_in_test(records: Sequence[Record], test: Sequence[Record]) -> list[Record]:
     """Return the records whose question, but for case and white space, is in no test record."""
-    asked = {question_hashes(record.messages)["normalised"] for record in test}
-    return [record for record in records if question_hashes(record.messages)["normalised"] not in asked]
+    tested = {question_hashes(record.messages)["normalised"] for record in test}
+    return [record for record in records if question_hashes(record.messages)["normalised"] not in tested]
 
 
 def rank_behind_map(
@@ -62,6 +62,6 @@ def rank_behind_map(
         left_out: number of records of that file that were left out, since their question is in the test file.
     """
     place = fitted.place
-    read = replace(embedder.reader.config, jepa_layer=place.layer, pooling=place.pooling)
-    retrieval = rank_targets(fitted.linear_map.of_pairs(embedder.at(test, [place])[place]), names, read)
+    config = replace(embedder.reader.config, jepa_layer=place.layer, pooling=place.pooling)
+    retrieval = rank_targets(fitted.linear_map.of_pairs(embedder.at(test, [place])[place]), names, config)
     return MappedRetrieval(retrieval, fitted, str(file), left_out)

@@ -198,13 +198,13 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     if steps and views != "step-jepa":
         raise UserError(f"`t_sne_type steps` colours the views of step-jepa, not of {views}; pass `views step-jepa`")
     # Pairs and separators matter only for models that were trained on these views.
-    same = [objective for objective in recorded if objective["mode"] == views]
+    of_views = [objective for objective in recorded if objective["mode"] == views]
     changes: JsonObject = {
-        "pairs": decided("pairs", {"all"} if steps else {objective["pairs"] for objective in same}, settings.pairs),
-        "step_separator": decided("step_separator", {objective["step_separator"] for objective in same}),
+        "pairs": decided("pairs", {"all"} if steps else {objective["pairs"] for objective in of_views}, settings.pairs),
+        "step_separator": decided("step_separator", {objective["step_separator"] for objective in of_views}),
         # Records of earlier versions lack it.
-        "steps_from": decided("steps_from", {objective.get("steps_from", "content") for objective in same}),
-        "max_length": min((objective["max_length"] for objective in same or recorded), default=None),
+        "steps_from": decided("steps_from", {objective.get("steps_from", "content") for objective in of_views}),
+        "max_length": min((objective["max_length"] for objective in of_views or recorded), default=None),
         "jepa_layer": settings.layer,
         "pooling": settings.pooling,
     }

@@ -194,8 +194,8 @@ def check_export(
     """
     run = record_of(model_path) or RunRecord()
     recorded = JepaConfig(**{name: value for name, value in (run.jepa or {}).items() if name in DEFAULTS})
-    same = {name: getattr(recorded, name) for name in ("labels", "plain", "max_length", "chat_template_kwargs")}
-    config = JepaConfig(mode="regular", over_length="truncate", **same)
+    settings = {name: getattr(recorded, name) for name in ("labels", "plain", "max_length", "chat_template_kwargs")}
+    config = JepaConfig(mode="regular", over_length="truncate", **settings)
     record_tokenizer = RecordTokenizer(load_tokenizer(str(model_path), trust_remote_code=trust_remote_code), config)
     records, source = _records_of_run(Path(model_path), run)
     try:

@@ -78,8 +78,8 @@ def enable_trees(model: PreTrainedModel, *, segments: bool = False) -> None:
         caps = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
         model.set_attn_implementation(FLEX if sdpa and not caps else FLEX_UNFUSED)
     elif plain_attention(model) == "sdpa":
-        asked = model.config._attn_implementation
-        by_segments = asked if asked in (SDPA, VARLEN) else SEGMENTS
+        loaded_with = model.config._attn_implementation
+        by_segments = loaded_with if loaded_with in (SDPA, VARLEN) else SEGMENTS
         model.set_attn_implementation(by_segments if segments else SDPA)
     else:
         model.set_attn_implementation(EAGER)

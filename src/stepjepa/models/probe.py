@@ -74,8 +74,8 @@ def choose_encoding(model: PreTrainedModel, wanted: str) -> EncodingChoice:
         raise ValueError(f"{no_tree}; use encoding 'rows'")
     requested = None if wanted == "auto" else "as asked for"
     if wanted != "rows" and no_tree is None:
-        same = f"a probe of {type(model).__name__} found the states of a tree to be those of plain rows"
-        return EncodingChoice("tree", requested or same)
+        probed = f"a probe of {type(model).__name__} found the states of a tree to be those of plain rows"
+        return EncodingChoice("tree", requested or probed)
     return EncodingChoice("rows", requested or str(no_tree))
 
 

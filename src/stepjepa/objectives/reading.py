@@ -179,9 +179,11 @@ class ViewReader:
         pairs = [pair for record in tokenized if record is not None for pair in record.all_pairs]
         targets = [pair.first if self.config.reverse_pred else pair.second for pair in pairs]
         first: dict[bytes, int] = {}  # tokens of a target -> index of the first pair that has it
-        same = np.asarray([first.setdefault(view.content.tobytes(), place) for place, view in enumerate(targets)])
+        same_target = np.asarray(
+            [first.setdefault(view.content.tobytes(), place) for place, view in enumerate(targets)]
+        )
         return {
-            place: ViewEmbeddings(at_place[source], at_place[target], index, step, same)
+            place: ViewEmbeddings(at_place[source], at_place[target], index, step, same_target)
             for place, at_place in zip(places, vectors, strict=True)
         }
 

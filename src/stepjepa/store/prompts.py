@@ -73,8 +73,8 @@ def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, fl
         return None
     counts, total = dict.fromkeys(FORMS, 0), 0
     for total, record in enumerate(records, start=1):  # noqa: B007  # counts them
-        same = {form: f"{value:016x}" in hashes[form] for form, value in question_hashes(record.messages).items()}
-        counts["exact"] += same["exact"]
+        is_trained = {form: f"{value:016x}" in hashes[form] for form, value in question_hashes(record.messages).items()}
+        counts["exact"] += is_trained["exact"]
         # Runs of earlier versions hash a normalised question of several lines in another way.
-        counts["normalised"] += same["exact"] or same["normalised"]
+        counts["normalised"] += is_trained["exact"] or is_trained["normalised"]
     return {form: count / total for form, count in counts.items()}

@@ -216,7 +216,7 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     judged = list(zip(own, base, strict=True)) if own and base else []
     tokens = [math.fsum(all_known(run.figures["tokens"] for run in runs)) for runs in (own_runs, base_runs)]
     ratios = _flops_ratios(pairs)
-    same = {
+    is_equal = {
         "steps": bool(pairs) and all(own_run.steps == base_run.steps for own_run, base_run in pairs),
         "FLOPs": bool(ratios) and all(abs(ratio - 1) <= SAME_FLOPS for ratio in ratios),
     }
@@ -230,7 +230,7 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
         gained_lenient_before=_gained_lenient_before(judged, all_known(run.verdicts("lenient") for run in base_runs)),
         token_ratio=tokens[0] / tokens[1] if all(tokens) else None,
         flops_ratio=statistics.spread(ratios).mean if ratios else None,
-        equal=tuple(budget for budget in EQUAL if same[budget]),
+        equal=tuple(budget for budget in EQUAL if is_equal[budget]),
     )
 
 

@@ -152,8 +152,8 @@ def expand(grid: Grid, read_train: ReadTrain, read_evaluate: ReadEvaluate) -> li
             with _errors_at(grid, (("arms", arm), flags), (("train",), grid.train)):
                 train = read_train({**grid.train, **chosen})
             # Some file systems ignore case.
-            same = (name for name in settings if settings[name] == train or name.casefold() == label.casefold())
-            if (earlier := next(same, None)) is not None:
+            equal = (name for name in settings if settings[name] == train or name.casefold() == label.casefold())
+            if (earlier := next(equal, None)) is not None:
                 fault = f"'{label}' has the same settings as '{earlier}', or the same name; leave one out"
                 raise _error(grid.source, fault, "arms", arm)
             settings[label] = train
