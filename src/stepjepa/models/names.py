@@ -1,13 +1,16 @@
 """Names of models, folders and hub ids: checked before records are read, which may take minutes. Free of torch."""
 
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_json_object
 from stepjepa.models.base_path import base_as_trained
 from stepjepa.models.presets import PREFIX, check_preset
 
-_ADAPTER, _CONFIG = "adapter_config.json", "config.json"
+_ADAPTER, _CONFIG, _TOKENIZER = "adapter_config.json", "config.json", "tokenizer_config.json"
 
 
 def is_hub_id(name: str) -> bool:
@@ -21,13 +24,16 @@ def is_hub_id(name: str) -> bool:
 
 
 def check_model_name(name: str, *, untrained: bool = False) -> None:
-    """Raise UserError for a missing folder or misspelt preset, before transformers looks for it on the hub.
+    """Raise UserError for a missing folder, a misspelt preset, or a hub id where no hub is in reach.
 
     Args:
         name: a folder, hub id or preset.
         untrained: the model may be an untrained one, so the error mentions presets.
     """
-    if is_hub_id(name) or Path(name).is_dir():
+    if Path(name).is_dir():
+        return
+    if is_hub_id(name):
+        _check_reachable(name)
         return
     if name.startswith(PREFIX):
         raise UserError("a preset has random weights; name a trained model: a folder, or a hub id", path=name)
@@ -35,6 +41,28 @@ def check_model_name(name: str, *, untrained: bool = False) -> None:
         raise UserError("is a file; name the folder of a model", path=name)
     hint = f" (presets are such as {PREFIX}tiny)" if untrained else ""
     raise UserError(f"no such model folder; check the path{hint}", path=name)
+
+
+def _check_reachable(name: str) -> None:
+    """Raise UserError for a hub id that is not in the cache, where the hub's name can't be looked up.
+
+    The hub's library would try again for a minute. Behind a proxy the name need not be known here.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if constants.is_offline_mode() or getproxies():
+        return  # offline, the library itself answers at once
+    try:
+        if any(isinstance(try_to_load_from_cache(name, file), str) for file in (_CONFIG, _ADAPTER, _TOKENIZER)):
+            return
+    except ValueError:
+        return  # no name of the hub, which says what is wrong with it
+    host = urlsplit(constants.ENDPOINT).hostname
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        fault = f"neither a folder here nor in the hub's cache, and there is no way to {host}"
+        raise UserError(f"{fault}; check the name, or the network", path=name) from None
 
 
 def check_base(name: str) -> None:
