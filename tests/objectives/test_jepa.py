@@ -357,6 +357,10 @@ def test_what_is_no_list_of_questions_is_refused(tiny_tokenizer: Any) -> None:
         jepa.system_prompt = system_prompt
         with pytest.raises(ValueError, match="question: expected a text or messages, got an empty list"):
             jepa.answer([])
+    with pytest.raises(
+        ValueError, match="question: expected a text or messages, got a list of questions; pass it to a"
+    ):
+        jepa.answer(["Name a colour"])
     assert jepa.answers([]) == []
 
 

@@ -145,6 +145,12 @@ def test_what_contradicts_is_refused_before_anything_is_written(
     assert not (tmp_path / "a").exists()
 
 
+def test_a_configuration_of_another_kind_is_named() -> None:
+    config: Any = {"model_name": "preset:tiny"}
+    with pytest.raises(TypeError, match=r"^config: expected RunConfig\(\.\.\.\), got dict; RunConfig.read\(path\)"):
+        run(config)
+
+
 def test_the_process_is_left_as_it_was(data: Path, tmp_path: Path) -> None:
     def state() -> list[Any]:
         return [

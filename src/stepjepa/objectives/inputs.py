@@ -137,6 +137,8 @@ def _question(chat: Chat) -> Question:
 
 def _messages(messages: Sequence[Message]) -> list[Message]:
     """Return messages in the form of a record, and print the keys that are not read."""
+    if any(isinstance(turn, str | Record) for turn in messages):
+        raise ValueError("question: expected a text or messages, got a list of questions; pass it to answers")
     parsed = [read_message(turn, f"question[{number}]") for number, turn in enumerate(messages)]
     if unused := dict.fromkeys(key for _, keys in parsed for key in keys):
         note(f"not used: {', '.join(f'question[].{key}' for key in unused)}")

@@ -175,6 +175,7 @@ def run(
         The finished run; with ``resume_from_checkpoint="auto"`` also one that was finished before.
 
     Raises:
+        TypeError: ``config`` is no ``RunConfig``.
         ValueError: an object is passed beside a setting that it replaces.
         UserError: any other failure. Before the first step no file is left behind; later it names what is saved.
         Stopped: a signal asked the run to stop; a checkpoint is saved.
@@ -183,6 +184,10 @@ def run(
         >>> config = RunConfig(model_name="preset:tiny", train_file="train.jsonl", output_dir="runs/a")
         >>> run(config).evaluate("test.jsonl")
     """
+    given: object = config  # a caller without types may pass a dict
+    if not isinstance(given, RunConfig):
+        kind = type(given).__name__
+        raise TypeError(f"config: expected RunConfig(...), got {kind}; RunConfig.read(path) reads a file")
     passed = PassedObjects(model, tokenizer, train_dataset, eval_dataset, objective, tuple(callbacks))
     passed.check(config)
     config = with_launched_precision(config)
