@@ -20,6 +20,9 @@ import pytest
 if TYPE_CHECKING:
     from forked import Commands
 
+# Collecting makes objects that all stay, which the garbage collector would go through again and again.
+gc.disable()
+
 # Nothing is fetched in tests; said before the hub's library is imported, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -52,6 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     mark_beyond_samples(items)
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but for what the tests' own modules hold."""
+    gc.freeze()
+    gc.enable()
 
 
 def mark_beyond_samples(items: list[pytest.Item]) -> None:

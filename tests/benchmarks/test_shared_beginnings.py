@@ -72,6 +72,7 @@ def results(speed: float) -> dict[str, Any]:
     return {"summary": summary}
 
 
+@pytest.mark.slow
 def test_the_table_and_the_pictures_have_every_point(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_stopped_repetition_is_resumed_as_its_message_says(
     assert f"weights: equal to those of {folder / 'run'}, bit for bit\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_weights_are_the_same_bit_for_bit_from_anywhere(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

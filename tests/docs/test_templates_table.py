@@ -64,7 +64,7 @@ def test_forms(plain_tokenizer: Any) -> None:
     assert not [line for line in rows_of_forms(plain_tokenizer) if line not in lines]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_real_tokenizers(name: str, real_tokenizer: Callable[..., Any]) -> None:
     assert row(name, ChatTemplate(real_tokenizer(REAL[name]))) in PAGE.read_text(encoding="utf-8").splitlines()

@@ -151,6 +151,7 @@ def test_own_views(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [line.split()[:2] for line in table[1:]] == [["lbd", "0.0"], ["lbd", "0.1"]]
 
 
+@pytest.mark.slow
 def test_own_splitter(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load("own_splitter").run(tmp_path / "a", tiny=True)
     assert "fewer than two steps: 8" in capsys.readouterr().err

@@ -37,7 +37,7 @@ def losses(records: list[Any], tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 # TRL's own settings name an option of transformers by its old name.
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated")
 @pytest.mark.parametrize("name", ["plain_pytorch", "in_accelerate", "in_trl", "in_lightning"])
 def test_a_loop_gives_the_losses_of_the_trainer(

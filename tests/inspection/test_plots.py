@@ -115,7 +115,7 @@ LABELS = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LABELS)
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font:UserWarning")
 def test_every_point_is_drawn_in_the_colour_that_the_legend_gives_its_label(kind: str, tmp_path: Path) -> None:

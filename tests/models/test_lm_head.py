@@ -374,6 +374,7 @@ def test_layers_before_the_head_in_chunks(architecture: str, chunk: int, monkeyp
     assert not any(bool(gradient.any()) for gradient in tiny.gradients(model, none).values())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("adapter", [False, True])
 def test_a_run_trains_the_layers_before_the_head(adapter: bool, trained_tokenizer: Any, tmp_path: Path) -> None:
     """The Trainer's loss and its first update, checkpointed and accumulated, are those of the model's own loss."""

@@ -25,7 +25,7 @@ def known(model_type: str) -> str:
     return model_type
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("model_type", CHANGE_STATES + PLAIN)
 def test_the_lm_loss_is_the_models_own(model_type: str) -> None:
     compared = compare(known(model_type))
@@ -39,6 +39,7 @@ def test_minicpm3_and_decoders_of_bert_stay_trees() -> None:
         assert compare(known(model_type)).encoding == "tree"
 
 
+@pytest.mark.slow
 def test_a_wrong_loss_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule is needed: with the head on the decoder's own states the losses differ, and the table says it."""
     from stepjepa.models import lm_head

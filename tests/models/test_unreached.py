@@ -96,6 +96,7 @@ def test_adapters_of_ones_own_in_the_tower_are_frozen() -> None:
     assert not [name for name in trained if "vision" in name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 def test_training_leaves_the_tower_as_it_was(lora: bool, plain_tokenizer: Any, tmp_path: Path) -> None:
     model = tiny.make_model("gemma3")

@@ -243,7 +243,7 @@ def test_nothing_of_an_8b_model_is_made(trained_tokenizer: Any, data: Path, tmp_
     assert len(list(folder.iterdir())) == 4
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_example_configurations(
     name: str,

@@ -224,6 +224,7 @@ def test_the_same_error_in_every_combination_ends_a_sweep_early(tmp_path: Path) 
         folder_of(tmp_path, trials).states(trials)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_sweep_at_once(tmp_path: Path, capsys: Any) -> None:
     trials = [refused(trial, "runs/a: No space left on device; checkpoint-2 is complete") for trial in trials_of()]
     outcome = sweep(folder_of(tmp_path, trials), trials)
@@ -246,7 +247,7 @@ def test_versions_that_have_changed_since_trials_were_begun(tmp_path: Path) -> N
         assert folder.other_versions(trials) == others
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["another reason", None])
 def test_other_errors_let_the_rest_of_a_sweep_run(other: str | None, tmp_path: Path) -> None:
     first, *rest = trials_of()

@@ -78,7 +78,7 @@ def test_a_record_without_a_usable_truth_is_refused_with_its_place(task, answer,
         task().truth(record(answer, line=7, **more))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("file", "name", "size"),
     [

@@ -99,6 +99,7 @@ def test_an_answer_is_judged_where_it_is_marked(text, error):
     assert (scored.scores["correct"], scored.scores["answered"]) == (error is None, error != NO_ANSWER)
 
 
+@pytest.mark.slow
 def test_agrees_with_the_verdicts_on_solutions_that_a_model_wrote(shared_data):
     traces = json.loads((shared_data / "traces" / "star_repo_star.detailed_results.json").read_text(encoding="utf-8"))
     records = read_records(shared_data / "llm_jepa" / "gsm8k_test.jsonl")

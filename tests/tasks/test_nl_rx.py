@@ -63,7 +63,7 @@ def test_what_a_person_would_say(task, said, truth, verdict, reason):
 HARD = "(.*)a.{30}", "(.*)a(.{15}.{15}|b.{29})"
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "reason"),
     [({"time_limit": 0.5}, "longer than 0.5 s"), ({"time_limit": 60.0, "memory_limit": 60}, "more than 60 MiB")],

@@ -207,7 +207,7 @@ def test_convolutions_pad_so_that_the_count_is_a_little_off(name: str) -> None:
     assert FlopModel.of(model).of_batch(given) == pytest.approx(measure(lambda: run(model, given)), rel=0.05)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
 def test_passes_with_and_without_values_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = prepared(name)
@@ -218,7 +218,7 @@ def test_passes_with_and_without_values_give_the_same(name: str, monkeypatch: py
     assert FlopModel.of(model) == small
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
 @pytest.mark.parametrize("kind", ["none", "with token rows", "frozen below"])
 def test_a_few_layers_say_what_all_of_them_cost(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,7 @@ def test_a_disk_that_is_full_costs_no_checkpoint(
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_evaluation_keeps_what_is_answered(
     whole: Path, material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

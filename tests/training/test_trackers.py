@@ -13,6 +13,7 @@ import tiny
 from stepjepa import JepaConfig, JepaTrainer
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("reports", [["wandb"], ["tensorboard"]])
 def test_the_run_of_a_tracker_has_the_objective(reports: list[str], tmp_path: Path, monkeypatch: Any) -> None:
     """A run that somebody else has begun in W&B, while this one reports elsewhere, is left alone."""
