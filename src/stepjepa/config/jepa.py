@@ -334,7 +334,9 @@ def check_objective_effects(config: JepaConfig, *, own_terms: bool = False) -> N
     check_effects(vars(config), JepaConfig)
     if not config.uses_views:
         defaults = vars(JepaConfig(mode="regular"))
-        if idle := [name for name in NEEDS_VIEWS if getattr(config, name) != defaults[name]]:
+        # Not `layout`: JepaConfig refuses one that is not for regular training, and the others may label other tokens.
+        idle = [name for name in NEEDS_VIEWS if name != "layout" and getattr(config, name) != defaults[name]]
+        if idle:
             raise UserError(f"mode 'regular' has no views, so `{idle[0]}` does nothing with it; leave one out")
         return
     cause = next((name for name in ("lbd", "jepa_ratio", "jepa_epochs") if getattr(config, name) == 0), None)
