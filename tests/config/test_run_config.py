@@ -69,6 +69,12 @@ def test_help_lists_every_option_with_its_text(settings: Any) -> None:
         (RunConfig, {"lr": 1e-3}, "'lr'; did you mean learning_rate?"),
         (JepaConfig, {"step_jepa": True}, "'step_jepa'; pass mode='step-jepa'"),
         (JepaConfig, {"qqq": 1}, "'qqq'; help(JepaConfig) lists all"),
+        (
+            RunConfig,
+            {"peft_config": object()},
+            "RunConfig has no argument 'peft_config'; pass lora=LoraSettings(rank=...), or run(config, "
+            "model=peft.get_peft_model(model, peft_config))",
+        ),
         (RunConfig, {"model": "preset:tiny"}, "RunConfig has no argument 'model'; did you mean model_name?"),
         (RunConfig, {"max_steps": 3}, "'max_steps'; pass trainer={'max_steps': 3}"),
         (RunConfig, {"max_stepps": 3}, "'max_stepps'; did you mean trainer={'max_steps': 3}?"),

@@ -119,6 +119,23 @@ def test_records_from_memory() -> None:
         list(as_records([{"messages": [USER, ASSISTANT]}, {}]))
 
 
+@pytest.mark.parametrize(
+    ("values", "remedy"),
+    [
+        ({"messages": [USER, ASSISTANT]}, "put a record by itself into a list"),
+        ({"prompt": "a", "completion": "b"}, "put a record by itself into a list"),
+        ({"prompt": ["a", "b"], "completion": ["c", "d"]}, "make rows of columns with datasets.Dataset.from_dict"),
+        ({"train": [{"messages": [USER, ASSISTANT]}], "test": []}, "pass one of them"),
+        ([{"input_ids": [1, 2], "labels": [1, 2]}], "'input_ids' are tokens, .*; pass the texts"),
+        ([{"text": "alone"}], "bare text: write it as prompt and as completion, with .*plain=True, labels='all'"),
+    ],
+)
+def test_what_holds_no_records_is_answered_by_what_to_pass(values: Any, remedy: str) -> None:
+    """All but the sets had the remedy of sets, of two columns, or none."""
+    with pytest.raises(UserError, match=remedy):
+        list(as_records(values))
+
+
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import embedding
+from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 import tiny
@@ -102,6 +103,56 @@ def test_a_subclass_may_override_what_is_called(tmp_path: Path, tiny_tokenizer: 
     arguments, tokenizer = tiny.arguments(tmp_path, max_steps=1), copy.deepcopy(tiny_tokenizer)
     data = {"train_dataset": tiny.records(), "processing_class": tokenizer}
     Mine(tiny.make_model("llama"), arguments, REGULAR, **data).train()
+
+
+def trainer_of(kind: Any, folder: Path, tokenizer: Any, **more: Any) -> Any:
+    data = {name: more.pop(name) for name in ("eval_dataset",) if name in more}
+    data |= {"train_dataset": tiny.records(), "processing_class": copy.deepcopy(tokenizer)}
+    return kind(tiny.make_model("llama"), tiny.arguments(folder, max_steps=1, **more), REGULAR, **data)
+
+
+def test_a_loss_of_ones_own_need_not_pass_on_the_counts_of_the_step(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """Loss and gradient were multiplied by ``gradient_accumulation_steps``."""
+
+    class Mine(JepaTrainer):
+        def compute_loss(  # type: ignore[override]
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            return super().compute_loss(model, inputs, return_outputs)
+
+    lines = []
+    for kind in (JepaTrainer, Mine):
+        cut = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 1}
+        trainer = trainer_of(kind, tmp_path / kind.__name__, tiny_tokenizer, **cut)
+        trainer.train()
+        lines.append(trainer.state.log_history[0])
+    for name in ("loss", "lm_loss", "grad_norm"):
+        assert lines[1][name] == pytest.approx(lines[0][name], rel=1e-5)
+
+
+def test_a_data_loader_of_ones_own_is_named(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """The training ended in ``AttributeError: 'Mine' object has no attribute 'sampler'``."""
+
+    class Mine(JepaTrainer):
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(self.train_dataset, batch_size=2, collate_fn=self.data_collator)  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match=r"Mine: a run plans .* what super\(\).get_train_dataloader\(\) makes; choose"):
+        trainer_of(Mine, tmp_path, tiny_tokenizer).train()
+
+
+def test_an_evaluation_of_ones_own_may_choose_the_best_model(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """It was refused as a metric that nothing measures."""
+
+    class Mine(JepaTrainer):
+        def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+            return {**super().evaluate(*args, **kwargs), "eval_mine": 7.0}
+
+    steps = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "mine", "eval_dataset": tiny.records()}
+    trainer = trainer_of(Mine, tmp_path, tiny_tokenizer, **steps, **best)
+    trainer.train()
+    assert trainer.state.best_metric == 7.0
 
 
 def test_a_training_step_of_ones_own_is_logged(tmp_path: Path, tiny_tokenizer: Any) -> None:

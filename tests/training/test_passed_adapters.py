@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoHaConfig, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 import tiny
-from stepjepa import JepaConfig, JepaTrainer
+from stepjepa import Jepa, JepaConfig, JepaTrainer
+from stepjepa.base.errors import UserError
 
 REGULAR = JepaConfig(mode="regular")
 
@@ -92,3 +95,99 @@ def test_a_model_without_trained_weights_is_refused(tmp_path: Path, tiny_tokeniz
     merged: Any = frozen.merge_and_unload()
     with pytest.raises(ValueError, match=r"no weight of the model is trained; call model.requires_grad_\(True\)"):
         make_trainer(tmp_path, merged, tiny_tokenizer, REGULAR)
+
+
+def on_embedding(**more: Any) -> LoraConfig:
+    return LoraConfig(task_type="CAUSAL_LM", r=3, target_modules=["embed_tokens", "q_proj"], **more)
+
+
+def two_at_once(base: Any) -> Any:
+    model: Any = get_peft_model(base, lora())
+    model.add_adapter("other", lora())
+    model.base_model.set_adapter(["default", "other"])
+    return model
+
+
+def merged(base: Any) -> Any:
+    model: Any = get_peft_model(base, lora())
+    model.merge_adapter()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embeddings=True`", "ignore:`lora_bias=True` was passed")
+@pytest.mark.parametrize(
+    ("wrap", "words"),
+    [
+        (two_at_once, r"adapters default, other are active at once, .*; .* call model.set_adapter\('default'\)"),
+        (merged, r"the adapter is merged into its base, .*; call model.unmerge_adapter\(\)"),
+        (
+            lambda base: get_peft_model(base, on_embedding()),
+            r"share one weight, .* modules_to_save=\['embed_tokens', 'l",
+        ),
+        (lambda base: get_peft_model(base, lora(lora_bias=True)), "lora_bias can't be merged into layers .* leave it"),
+        (
+            lambda base: get_peft_model(base, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
+            "type PROMPT_TUNING puts virtual tokens in front of every row: .*; use peft.LoraConfig",
+        ),
+        (
+            lambda base: get_peft_model(base, lora(inference_mode=True)),
+            "no weight of the model is trained; .* or inference_mode=False to LoraConfig",
+        ),
+    ],
+    ids=["two", "merged", "tied", "bias", "prompt", "frozen"],
+)
+def test_adapters_that_would_be_another_model_in_the_folder_are_refused(
+    wrap: Any, words: str, tmp_path: Path, tiny_tokenizer: Any
+) -> None:
+    """All but the frozen one were trained: the folder gave other logits, or could not be loaded."""
+    with pytest.raises(ValueError, match=words):
+        make_trainer(tmp_path, wrap(tiny.make_model("llama")), tiny_tokenizer, REGULAR)
+
+
+def test_the_remedies_for_two_adapters_and_a_merged_one_work(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    two, unmerged = two_at_once(tiny.make_model("llama")), merged(tiny.make_model("llama"))
+    two.set_adapter("default")
+    unmerged.unmerge_adapter()
+    for number, model in enumerate((two, unmerged)):
+        before = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
+        make_trainer(tmp_path / str(number), model, tiny_tokenizer, REGULAR).train()
+        assert all(".default." in name for name in before)
+        assert not all(torch.equal(weight, model.get_parameter(name)) for name, weight in before.items())
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Model (has|with) `tie_word_embeddings=True`", "ignore:Setting `save_embedding_layers`"
+)
+def test_an_adapter_on_a_tied_embedding_is_not_merged_in_silence(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """Merging added it to the LM head, too, so that evaluations and exports were of another model."""
+    tiny.write_material(tmp_path, tiny_tokenizer)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model: Any = get_peft_model(base, on_embedding(init_lora_weights=False))
+    model.save_pretrained(tmp_path / "adapter")
+    tiny_tokenizer.save_pretrained(tmp_path / "adapter")
+    trained = logits(model)
+    assert not torch.allclose(logits(model.merge_and_unload()), trained, atol=0.1)  # why it is refused
+    with pytest.raises(UserError, match=r"can't load a model from .* merging the adapter would change both"):
+        Jepa.from_pretrained(tmp_path / "adapter")
+
+
+def test_the_record_tells_adapters_apart(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """Other settings than the usual were not recorded, so that ``compare`` took such runs for seeds of one arm.
+
+    A LoHa adapter ended in an ``AttributeError``.
+    """
+    configs = {
+        "plain": lora(),
+        "some": lora(layers_to_transform=[1], modules_to_save=["norm"]),
+        "loha": LoHaConfig(task_type="CAUSAL_LM", r=3, target_modules=["q_proj"]),
+    }
+    found = {}
+    for name, config in configs.items():
+        make_trainer(tmp_path / name, get_peft_model(tiny.make_model("llama"), config), tiny_tokenizer, REGULAR).train()
+        found[name] = json.loads((tmp_path / name / "run.json").read_text())["lora"]
+    usual = {"rank": 3, "alpha": 8, "dropout": 0.0, "targets": "q_proj,v_proj", "dora": False, "rslora": False}
+    assert found == {
+        "plain": usual,
+        "some": usual | {"layers_to_transform": [1], "modules_to_save": ["norm"]},
+        "loha": {"rank": None, "alpha": None, "type": "LOHA", "r": 3, "target_modules": ["q_proj"]},
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from math import isfinite
 from types import NoneType, UnionType
@@ -22,6 +22,11 @@ T = TypeVar("T")
 def at_least(least: int, default: Any = MISSING) -> Any:
     """Make a dataclass field for whole numbers of at least ``least``."""
     return field(default=default, metadata={"least": least})
+
+
+def default_of(attribute: Field[Any]) -> object:
+    """Return the default of a field of a dataclass; ``dataclasses.MISSING`` for none."""
+    return attribute.default if attribute.default_factory is MISSING else attribute.default_factory()
 
 
 def omitted_if_none() -> Any:

@@ -65,7 +65,8 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
         return str(templates)
     if _DEFAULT_NAME not in templates:
         fault = f"the tokenizer has several chat templates ({', '.join(sorted(templates))}) and none is the default"
-        raise UserError(f"{fault}; write one of them to a file and pass it as `chat_template FILE`")
+        in_python = "in Python assign it to tokenizer.chat_template"
+        raise UserError(f"{fault}; write one of them to a file and pass it as `chat_template FILE`, or {in_python}")
     default = str(templates[_DEFAULT_NAME])
     return with_tool_use(default, templates[_TOOL_USE]) if _TOOL_USE in templates else default
 

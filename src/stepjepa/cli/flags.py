@@ -12,7 +12,7 @@ from stepjepa.cli.parser import Parser, as_arguments
 from stepjepa.cli.published import translate_train
 from stepjepa.config.flat_file import line_of, read_flat
 from stepjepa.config.option import Option, option
-from stepjepa.config.run import FLAT, GROUPS, PASSED_OBJECTS, WRITTEN, RunConfig
+from stepjepa.config.run import FLAT, GROUPS, OF_TRAINERS, PASSED_OBJECTS, WRITTEN, RunConfig
 from stepjepa.config.shortcuts import JEPA, SHORTCUTS, TERMS, flat_objective
 from stepjepa.config.trainer import WITHOUT_EFFECT, trainer_options
 from stepjepa.running.repeat import is_record, recorded_settings
@@ -104,7 +104,7 @@ def arguments_of_file(parser: Parser, path: str, typed: Sequence[str], *, truste
         try:
             if name == "config":
                 raise UserError("'config' is no setting of a file; leave it out")
-            if name in PASSED_OBJECTS and isinstance(value, dict):
+            if name in (*PASSED_OBJECTS, *OF_TRAINERS) and isinstance(value, dict):
                 RunConfig(objects={name: value}).check_required()
             words = as_arguments({name: value})
             trainer_values(parser, parser.parse_known_args(translate_train(words)[0])[1])

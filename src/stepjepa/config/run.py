@@ -41,6 +41,10 @@ GroupBy = Literal["prompt"]
 PASSED_OBJECTS = ("model", "tokenizer", "train_dataset", "eval_dataset", "objective")
 """Arguments of :func:`stepjepa.run` that take objects; the file of a run folder has a description of each."""
 
+OF_TRAINERS = ("optimizer", "trainer_class")
+"""What a ``JepaTrainer`` may have that :func:`stepjepa.run` does not take, and the file describes all the same."""
+
+
 _OBJECTS_OF_NAMES = {
     "model_name": "model",
     **dict.fromkeys(("train_file", "data_file", "dataset"), "train_dataset"),
@@ -62,11 +66,16 @@ _run = partial(option, group="run")
 _launch = partial(option, group="run", launch=True)
 
 
+_WITH_ADAPTER = "run(config, model=peft.get_peft_model(model, peft_config))"
+
+
 def _in_parts(name: str, value: object) -> dict[str, str]:
     """Return settings that are no field of ``RunConfig``, by the names of their flags, as they are passed to it."""
     parts = {setting.flag: f"jepa=JepaConfig({setting.name}={value!r})" for setting in JEPA}
     parts |= {setting.flag: f"lora=LoraSettings({setting.name}={value!r})" for setting in LORA}
     parts |= {other: f"{setting.name}={value!r}" for setting in OPTIONS for other in setting.about.get("names", ())}
+    if name == "peft_config":
+        parts[name] = f"lora=LoraSettings(rank=...), or {_WITH_ADAPTER}"
     return {argument: f"trainer={{'{argument}': {value!r}}}" for argument in trainer_options()} | parts
 
 
@@ -211,7 +220,8 @@ class RunConfig:
         for name, kind_of_part in parts:
             part = getattr(self, name)
             if not (isinstance(part, kind_of_part) or (name == "lora" and part is None)):
-                raise UserError(f"{name}: expected {kind_of_part.__name__}(...), got {shown(str(part))}")
+                remedy = f"; an adapter of PEFT is {_WITH_ADAPTER}" if name == "lora" else ""
+                raise UserError(f"{name}: expected {kind_of_part.__name__}(...), got {shown(str(part))}{remedy}")
 
     def __repr__(self) -> str:
         return short_repr(self, RunConfig())
@@ -255,9 +265,10 @@ class RunConfig:
         for name, description in self.objects.items():
             if name not in passed:
                 details = ", ".join(f"{key} {value}" for key, value in description.items())
-                raise UserError(
-                    f"{name}: an object of a Python program ({details}); pass {name}= to stepjepa.run again"
-                )
+                remedy = f"pass {name}= to stepjepa.run again"
+                if name in OF_TRAINERS:
+                    remedy = "only that program can train this run again"
+                raise UserError(f"{name}: an object of a Python program ({details}); {remedy}")
         if self.output_dir is None:
             raise UserError("output_dir: expected a run folder, got None")
         if self.model_name is None and "model" not in passed:
@@ -317,7 +328,7 @@ class RunConfig:
             if value is None:
                 continue
             setting = FLAT.get(key)
-            if setting is None and key in PASSED_OBJECTS and isinstance(value, Mapping):
+            if setting is None and key in (*PASSED_OBJECTS, *OF_TRAINERS) and isinstance(value, Mapping):
                 objects[key] = json.loads(json.dumps(value, default=str))  # numbers without their spelling
             elif setting is None:
                 trainer[key] = _trainer_setting(key, value)

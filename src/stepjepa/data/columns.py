@@ -44,6 +44,7 @@ Columns = Sequence[str] | None
 """Names of two columns, of the user's and of the assistant's message; None recognises them automatically."""
 
 
+_BARE = "JepaConfig(mode='regular', plain=True, labels='all')"  # trains texts without questions
 _COLUMNS = "columns USER ASSISTANT"  # the setting, as a user writes it
 
 
@@ -159,6 +160,8 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
         raise UserError("got a message where a record is expected; write a chat as one object, {'messages': [...]}")
     if len(names) > 1 and (chat := next((name for name in CHATS if name in row), None)) is not None:
         raise RowError(f"'{chat}' is {shown(row[chat])}", "fill it in", SKIP)
+    if "input_ids" in row:
+        raise UserError("'input_ids' are tokens, and records are texts, which are tokenised here; pass the texts")
     missing = f"no column '{names[0]}'"
     for name in names:
         _check_not_nested(row, name)
@@ -166,7 +169,8 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
         missing = f"no 'messages', and none of the columns {', '.join(names)}"
     if len(row) < 2:
         twice = f"name it twice for bare text, with `columns {columns} {columns}`, `plain`, `train_all` and `regular`"
-        bare = [Remedy("columns", twice)] if row and columns not in ASSISTANT else []
+        in_memory = f"bare text: write it as prompt and as completion, with {_BARE}"
+        bare = [Remedy("columns", twice, in_memory)] if row and columns not in ASSISTANT else []
         raise RowError(f"{missing} (there is {columns})", "a record needs 'messages', or two such columns", *bare)
     if (steps := next((name for name, value in row.items() if _is_list_of_texts(value)), None)) is not None:
         raise RowError(f"{missing} (there is {columns})", _steps_remedy(str(steps)))

@@ -48,8 +48,7 @@ def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> It
     for method in ("to_pylist", "to_dicts"):  # pyarrow, polars
         values = getattr(values, method)() if hasattr(values, method) else values
     if isinstance(values, Mapping):
-        keys = ", ".join(map(str, values))
-        raise UserError(f"expected records, got an object with the keys {keys}; pass one of them")
+        raise UserError(_describe_mapping(values))
     for position, value in enumerate(with_shortest_floats(values, narrow), start=1):
         if isinstance(value, Record):
             yield value
@@ -61,6 +60,20 @@ def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> It
         if (fault := json_fault(record.messages)) is not None:
             raise UserError(fault, path=record.path, line=position)
         yield record
+
+
+def _describe_mapping(values: Mapping[object, object]) -> str:
+    """Return what is wrong with an object where records are expected: a record, columns, or several sets."""
+    fault = f"expected records, got an object with the keys {', '.join(map(str, values))}"
+    if "messages" in values or all(isinstance(value, str) for value in values.values()):
+        return f"{fault}; put a record by itself into a list"
+    if all(isinstance(value, list) and not _has_rows(value) for value in values.values()):
+        return f"{fault}; make rows of columns with datasets.Dataset.from_dict or pandas.DataFrame"
+    return f"{fault}; pass one of them"
+
+
+def _has_rows(value: list[object]) -> bool:
+    return any(isinstance(row, Mapping) for row in value[:1])
 
 
 def check_is_collection(values: object, what: str | None = None) -> None:

@@ -20,6 +20,7 @@ from stepjepa.chat.special_tokens import add_plain_tokens
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models import presets
+from stepjepa.models.adapters import check_merging
 from stepjepa.models.generation_settings import load_generation_config
 from stepjepa.models.names import adapter_file, base_of_adapter, check_base, check_model_name, check_trained
 from stepjepa.models.presets import PREFIX
@@ -264,7 +265,9 @@ def load_for_inference(
         model = load_weights(base, dtype=dtype, trust_remote_code=trust_remote_code, **options)
         if is_adapter:
             resize_embedding(model, rows_of(tokenizer))
-            model = load_adapter(model, name).merge_and_unload()
+            adapted = load_adapter(model, name)
+            check_merging(adapted)
+            model = adapted.merge_and_unload()
             load_generation_config(model, name)
         else:
             _add_missing_rows(model, tokenizer, name)

@@ -222,7 +222,9 @@ def train_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: 
         raise ValueError(f"trainable_token_indices of the adapter lacks the new tokens {missing}; list them there, too")
     if not hasattr(config, "trainable_token_indices"):
         kind = getattr(config.peft_type, "value", config.peft_type)
-        raise ValueError(f"this adapter of type {kind} can't train the rows of new tokens; wrap with add_lora instead")
+        raise ValueError(
+            f"this adapter of type {kind} can't train the rows of new tokens; wrap with peft.LoraConfig instead"
+        )
     base = model.get_base_model()
     if base.config.tie_word_embeddings and _is_wrapped(base.get_output_embeddings()):
         name = next(name for name, part in base.named_modules() if part is embedding).rpartition(".")[2]

@@ -38,7 +38,7 @@ from stepjepa.objectives.packing import make_collator, packing
 from stepjepa.objectives.pair_embedding import PairEmbedder
 from stepjepa.objectives.provenance import Provenance, save_with_record, trained_config
 from stepjepa.objectives.reading import SIDES, ViewReader, has_objective, reading_config
-from stepjepa.objectives.setup import set_up, set_up_attention
+from stepjepa.objectives.setup import check_own, set_up, set_up_attention
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.objectives.view_embeddings import SideEmbeddings, ViewEmbeddings
 from stepjepa.store.environment import versions
@@ -105,7 +105,8 @@ class Jepa:
         self.model, self.tokenizer, self.config, self.seed = model, tokenizer, config or JepaConfig(), seed
         self.system_prompt: str | None = None
         self._provenance = Provenance(self.config.to_dict())
-        self._calls, self._loss_checked, self._own_objective = 0, False, objective
+        self._calls, self._own_objective = 0, objective
+        self._checked: nn.Module | None = None  # the model of the last loss
         base = base_model(model)
         if device is None:
             # A model on the CPU will be moved to the accelerator later, if there is one.
@@ -241,9 +242,10 @@ class Jepa:
         Raises:
             ValueError: the objective needs ``JepaTrainer``, or a head that the model lacks.
         """
-        if not self._loss_checked:
+        if self._checked is not model or not isinstance(batch, Batch):
+            check_own(model, batch, self.model)
             self._check_loss(model)
-            self._loss_checked = True
+            self._checked = model
         counts = self.counts([batch]) if counts is None else counts
         step = self._calls if step is None else step
         self._calls += 1

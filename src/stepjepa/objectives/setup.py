@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.architecture import base_model, number_of_layers
+from stepjepa.models.adapters import check_adapter
+from stepjepa.models.architecture import base_model, find_decoder, number_of_layers
 from stepjepa.models.attention import enable_trees, uses_flex
 from stepjepa.models.encode import check_layer
 from stepjepa.models.generation_settings import serve_as_trained
@@ -18,6 +20,7 @@ from stepjepa.models.trained_rows import replace_token_layers
 from stepjepa.views.layouts import LAYOUTS
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -43,9 +46,12 @@ def set_up(
     Raises:
         ValueError: the model can't be trained with this objective; the message names the remedy.
     """
+    _check_model(model)
     if not config.plain:
         ChatTemplate(tokenizer, config.chat_template_kwargs).check_variables()
     base = base_model(model)
+    if hasattr(model, "peft_config"):
+        check_adapter(model)
     new = add_plain_rows(base, tokenizer, seed) if config.plain else []
     add_predictor_rows(base, tokenizer, config.used_predictors, seed)
     if hasattr(model, "peft_config"):
@@ -57,6 +63,39 @@ def set_up(
     chosen = set_up_attention(model, config)
     LMHead(model)  # runs the model on a few tokens, which must happen before it is wrapped
     return chosen
+
+
+def _check_model(model: PreTrainedModel) -> None:
+    """Raise a ``ValueError`` for a compiled model, and for one without an LM head."""
+    if "_orig_mod" in model._modules:
+        raise ValueError(
+            "expected a model that is not compiled yet: its weights would be saved under names that nothing loads; "
+            "pass model._orig_mod, and in a loop of your own compile it afterwards"
+        )
+    if not hasattr(base_model(model), "generation_config"):
+        kind = type(base_model(model)).__name__
+        raise ValueError(f"expected a causal language model, got a {kind}; load it with AutoModelForCausalLM")
+
+
+def check_own(model: nn.Module, batch: object, prepared: nn.Module) -> None:
+    """Raise an error for a model that :func:`set_up` has not prepared, and for what is no batch of trees.
+
+    Args:
+        model: that is to be run, under any wrapper.
+        batch: that it is to be run on.
+        prepared: the model that was prepared.
+
+    Raises:
+        TypeError: the batch is not from a collator of this package.
+        ValueError: the model has another attention than the prepared one, so that tokens of a tree would see too much.
+    """
+    if not isinstance(batch, Batch):
+        raise TypeError(f"batch: expected one of jepa.collate(records), got {type(batch).__name__}")
+    if len({find_decoder(each).config._attn_implementation for each in (model, prepared)}) > 1:
+        raise ValueError(
+            "the model is not the one that this Jepa has set up, and its attention sees no trees; make a "
+            "Jepa(model, tokenizer, config) of it"
+        )
 
 
 def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> EncodingChoice:

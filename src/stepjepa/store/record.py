@@ -57,7 +57,7 @@ class Source:
 class Lora:
     """The adapter that was trained."""
 
-    rank: int = at_least(1)
+    rank: int | None = at_least(1, None)  # None for an adapter of another type than LoRA
     alpha: int | None = None
     other: JsonObject = unknown_fields()
 

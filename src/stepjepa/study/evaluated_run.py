@@ -290,7 +290,8 @@ def _settings(folder: Path, record: RunRecord) -> JsonObject:
     settings |= {"model": _required(folder, "model", record.model), "lora": lora is not None}
     if lora is not None:
         settings |= {f"lora_{name}": value for name, value in to_json(lora).items()}
-        settings["lora_alpha"] = 2 * lora.rank if lora.alpha is None else lora.alpha
+        if lora.alpha is None and lora.rank is not None:
+            settings["lora_alpha"] = 2 * lora.rank
     settings |= {name: record.loaded.get(name) or False for name in ("pretrain", "train_tokenizer", "quantized")}
     decides_best = _WITH_BEST if training.load_best_model_at_end else ()
     for name, value in to_json(training).items():

@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Collection
 from functools import wraps
 from types import NoneType
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import torch
 from torch import nn
 from transformers import TrainingArguments
 
 from stepjepa.base.similar_names import question
+from stepjepa.base.typed_json import default_of
 from stepjepa.batch.dataset import STRATEGIES
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.option import similar_settings
@@ -60,7 +61,6 @@ ARGUMENT_REMEDIES = {
     "preprocess_logits_for_metrics": "leave it out, since logits are not stored",
     "compute_loss_func": "pass objective=Objective([LMLoss(), ...]) with a term of yours",
     "model_init": "pass the model; each trial of a search needs a trainer with an output_dir of its own",
-    "optimizer_cls_and_kwargs": "pass optimizers=(optimizer, schedule)",
     "quantization_config": "pass the model of from_pretrained(..., quantization_config=...)",
 }
 """Argument of ``Trainer`` or of TRL's ``SFTTrainer`` that ``JepaTrainer`` does not have -> what to do instead.
@@ -105,33 +105,19 @@ def check_objects(model: object, args: object, jepa: object) -> None:
             raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
 
 
-def optimizer_and_schedule(optimizers: object) -> tuple[Any, Any]:
-    """Return an optimizer and its schedule, None for each that Trainer makes; ``TypeError`` for no such pair."""
-    if optimizers is None:
-        return None, None
-    if isinstance(optimizers, tuple | list) and len(optimizers) == 2:
-        return optimizers[0], optimizers[1]
-    got = f"{len(optimizers)} values" if isinstance(optimizers, tuple | list) else type(optimizers).__name__
-    raise TypeError(f"optimizers: expected (optimizer, schedule), each of which may be None, got {got}")
-
-
 def check_subclass_fields(args: TrainingArguments) -> None:
     """Raise a ``ValueError`` for a field that a subclass of ``TrainingArguments`` adds, and that nothing here reads."""
     inherited, name = {field.name for field in dataclasses.fields(TrainingArguments)}, type(args).__name__
     for field in dataclasses.fields(args):
         if field.name in inherited:
             continue
-        default = _default(field)
+        default = default_of(field)
         # SFTConfig itself sets some to None.
         if (value := getattr(args, field.name)) not in (default, None):
             remedy = REMEDIES.get(field.name, "leave it out, or pass transformers.TrainingArguments")
             if value is False and field.name in ("assistant_only_loss", "completion_only_loss"):
                 remedy = "JepaConfig(labels='all') trains all tokens"
             raise ValueError(f"{name}.{field.name}: this trainer does not read it, got {value!r}; {remedy}")
-
-
-def _default(field: dataclasses.Field[object]) -> object:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 COMPILER = "ACCELERATE_DYNAMO_BACKEND"
@@ -166,7 +152,7 @@ def check_arguments(args: TrainingArguments) -> None:
         if getattr(args.accelerator_config, name, False):
             raise ValueError(f"accelerator_config: expected {name} false: it would change the records of a step")
     for field in dataclasses.fields(TrainingArguments):
-        default = _default(field)
+        default = default_of(field)
         if field.name in UNUSED and getattr(args, field.name) != default:
             raise ValueError(f"{field.name}: has no effect with this trainer; leave it at {default}")
 

@@ -106,8 +106,9 @@ def check_adapters(model: nn.Module, *, trains: bool) -> None:
             "out of get_peft_model or PeftModel.from_pretrained"
         )
     if trains and not any(parameter.requires_grad for parameter in model.parameters()):
-        remedy = "pass is_trainable=True to PeftModel.from_pretrained" if hasattr(model, "peft_config") else ""
-        remedy = remedy or "call model.requires_grad_(True); PEFT's merge_and_unload() leaves weights frozen"
+        remedy = "call model.requires_grad_(True); PEFT's merge_and_unload() leaves weights frozen"
+        if hasattr(model, "peft_config"):
+            remedy = "pass is_trainable=True to PeftModel.from_pretrained, or inference_mode=False to LoraConfig"
         raise ValueError(f"no weight of the model is trained; {remedy}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
+import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
-from stepjepa.base.typed_json import to_json
+from stepjepa.base.typed_json import default_of, to_json
 from stepjepa.batch.collate import Encoding
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.tokenize import COUNTS
@@ -117,8 +118,20 @@ def config_of(trainer: DescribedTrainer) -> RunConfig:
         track_flop=trainer.tracker is not None,
         group_by=trainer.group_by,
         trainer=_named_fields(args),
-        objects=objects,
+        objects=objects | _of_trainer(trainer),
     )
+
+
+def _of_trainer(trainer: DescribedTrainer) -> dict[str, JsonObject]:
+    """Describe what only a program can make again, by the names in ``config.run.OF_TRAINERS``."""
+    objects: dict[str, JsonObject] = {}
+    if trainer.optimizer_cls_and_kwargs is not None:
+        kind, values = trainer.optimizer_cls_and_kwargs
+        objects["optimizer"] = {"object": kind.__name__, **{name: str(value) for name, value in values.items()}}
+    if type(trainer).__module__.partition(".")[0] != "stepjepa":
+        digest = hashlib.sha256(_source(type(trainer)).encode()).hexdigest()
+        objects["trainer_class"] = {"object": type(trainer).__name__, "sha256": digest}
+    return objects
 
 
 def _eval_steps(args: TrainingArguments) -> int | None:
@@ -220,12 +233,31 @@ def _summed_counts(sets: Mapping[str, Prepared]) -> JsonObject:
     return {name: sum(prepared.counts.get(name, 0) for prepared in sets.values()) for name in COUNTS}
 
 
+# Fields of ``LoraConfig`` that the record has under other names, and those that say nothing about an adapter.
+_RENAMED = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_dora", "use_rslora", "trainable_token_indices")
+_NOT_OF_ADAPTER = (
+    *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+    "inference_mode",
+)
+
+
 def _adapter(model: nn.Module) -> Lora | None:
-    """Describe the adapter of a PEFT model."""
+    """Describe the adapter of a PEFT model: LoRA's usual settings, its others if they are set, and all of other types.
+
+    None for a model without an adapter.
+    """
     config: Any = getattr(model, "peft_config", {}).get(getattr(model, "active_adapter", None))
-    rank = getattr(config, "r", None)
-    if not isinstance(rank, int):
+    if config is None:
         return None
+    kind, values = str(getattr(config.peft_type, "value", config.peft_type)), config.to_dict()
+    left_out = (*_NOT_OF_ADAPTER, *(_RENAMED if kind == "LORA" else ()))
+    others = {
+        field.name: json.loads(json.dumps(values[field.name], default=_as_list))
+        for field in dataclasses.fields(config)
+        if field.name in values and field.name not in left_out and values[field.name] != default_of(field)
+    }
+    if kind != "LORA":
+        return Lora(other={"type": kind, **others})
     targets = config.target_modules
     settings = {
         "dropout": config.lora_dropout,
@@ -233,7 +265,12 @@ def _adapter(model: nn.Module) -> Lora | None:
         "dora": config.use_dora,
         "rslora": config.use_rslora,
     }
-    return Lora(rank=rank, alpha=config.lora_alpha, other=settings)
+    return Lora(rank=config.r, alpha=config.lora_alpha, other=settings | others)
+
+
+def _as_list(value: object) -> object:
+    """Convert a set to a sorted list, and anything else that JSON lacks to text."""
+    return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
 
 def describe(trainer: DescribedTrainer) -> tuple[RunRecord, RunConfig | None]:

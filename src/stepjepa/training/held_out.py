@@ -176,6 +176,8 @@ class EvaluatingTrainer(Trainer):
     ) -> dict[str, float]:
         """Measure losses and monitors on held-out records, and scores of answers and retrieval if configured.
 
+        Losses are the terms of the objective; what a subclass adds in ``compute_loss`` is not measured.
+
         Args:
             eval_dataset: other records than the attribute of this name holds, or the name of one of its sets; without
                 scores of answers and retrieval.

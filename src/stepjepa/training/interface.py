@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from stepjepa.training.passed_names import PassedNames
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState, TrainingArguments
     from transformers.trainer_callback import CallbackHandler
 
@@ -94,6 +95,8 @@ class TrainerInterface(SavingTrainer, Protocol):
 
     model_wrapped: nn.Module
     optimizer: Optimizer
+    lr_scheduler: LRScheduler
+    optimizer_cls_and_kwargs: tuple[type[Optimizer], dict[str, Any]] | None
     processing_class: PreTrainedTokenizerBase
     callback_handler: CallbackHandler
     is_fsdp_enabled: bool
@@ -109,6 +112,8 @@ class TrainerInterface(SavingTrainer, Protocol):
 
     @property
     def meter(self) -> MeterInterface: ...
+
+    def create_optimizer(self) -> Optimizer: ...
 
     def is_world_process_zero(self) -> bool: ...
 

@@ -17,7 +17,6 @@ from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, json_or_empty
-from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Stopped
 from stepjepa.base.terminal import spelled
@@ -41,6 +40,7 @@ from stepjepa.store.prompts import write_trained_prompts
 from stepjepa.store.record import Change, Fingerprints, Launch, Results, RunRecord, remove_start, write_record
 from stepjepa.store.resume import FURTHER_CALL, launch_settings, resumed_launches
 from stepjepa.training.interface import TrainerInterface
+from stepjepa.training.optimizers import own_settings
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -65,6 +65,10 @@ def _fingerprint_of_sets(sets: Mapping[str, Prepared]) -> str | None:
     return hashlib.sha256(repr([*hashes.items()]).encode()).hexdigest()
 
 
+_MADE_LATER = {"optimizer": "optimizer", "schedule": "lr_scheduler"}
+"""What Trainer makes when training begins, unless a trainer has it already -> its attribute."""
+
+
 class Recorder(TrainerCallback):
     """Writes ``run.json``, ``run.yaml`` and ``trained_prompts.json`` of a trainer into its run folder.
 
@@ -80,7 +84,7 @@ class Recorder(TrainerCallback):
         self._config: RunConfig | None = None
         self._fingerprints: Fingerprints | None = None
         self._started: float | None = None
-        self._launched = 0.0
+        self._launched, self._own = 0.0, dict.fromkeys(_MADE_LATER, False)
         self.record: RunRecord | None = None
         self.steps_before = 0
         self.began_metrics = False
@@ -165,7 +169,10 @@ class Recorder(TrainerCallback):
         before = path.read_bytes() if path.is_file() else None
         logs = self._log_files()
         now = self._describe()
-        settings = launch_settings(now) | self._passed_optimizer()
+        if first:
+            # Those of its arguments are made later.
+            self._own = {name: getattr(self._trainer, of) is not None for name, of in _MADE_LATER.items()}
+        settings = launch_settings(now) | own_settings(self._trainer, **self._own)
         now = replace(now, launches=[Launch(settings=settings, versions=now.versions, machine=now.machine)])
         if resumes:
             choices = {"allow_changes": allow_changes, "refuse_finished": refuse_finished}
@@ -195,20 +202,6 @@ class Recorder(TrainerCallback):
         summary = None if prepared is None else prepared.summary
         prompts = self._described.system_prompts if summary is None else summary.system_prompts
         return replace(self._described, status="running", fingerprints=self._fingerprints, system_prompts=prompts)
-
-    def _passed_optimizer(self) -> JsonObject:
-        """Return the settings of an optimizer that was passed to the trainer; its arguments don't have them."""
-        if not self._trainer.passed.has_optimizer:
-            return {}
-        optimizer = self._trainer.optimizer
-        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        decays = [float(group.get("weight_decay", 0.0)) for group in optimizer.param_groups]
-        of_groups = {"learning_rate": rates, "weight_decay": decays}
-        values = {
-            name: group_values[0] if len(set(group_values)) == 1 else group_values
-            for name, group_values in of_groups.items()
-        }
-        return {"optim": type(getattr(optimizer, "optimizer", optimizer)).__name__, **values}
 
     def _fingerprint(self) -> Fingerprints:
         """Compute the fingerprints of data and base weights on the main process, and broadcast them."""

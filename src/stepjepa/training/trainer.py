@@ -41,6 +41,7 @@ from stepjepa.training.meter import Meter
 from stepjepa.training.metric_checks import check_best_metric
 from stepjepa.training.named import load_named
 from stepjepa.training.noise import noise_of_sequences
+from stepjepa.training.optimizers import check_optimizer, optimizer_and_schedule
 from stepjepa.training.passed_names import PassedNames
 from stepjepa.training.plan import FlopTracker, Plan
 from stepjepa.training.private import check_transformers
@@ -71,6 +72,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         views: gives the pairs of views of a record, ``[(source, target), ...]``, instead of those of the mode.
         callbacks: further callbacks.
         optimizers: an optimizer and its schedule; None for those that ``args`` describes.
+        optimizer_cls_and_kwargs: as in Trainer: a class of optimizers and its arguments, made of all that is trained.
         objective: terms instead of those that ``jepa`` describes; mode, layout and readouts still come from ``jepa``.
         answer_scores: lets the model answer in ``evaluate``, see ``AnswerScores``: the sums of its scores over the
             records of a process, and ``answers``, how many they are; an attribute ``names`` has those of the scores.
@@ -105,6 +107,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
     ema: EmaEncoder | None
 
     _in_step = False  # whether ``compute_loss`` is called for a step of training
+    _step_counts: Sums
 
     @argument_checks.naming_remedies
     def __init__(
@@ -119,6 +122,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         views: Views | None = None,
         callbacks: Sequence[TrainerCallback] | None = None,
         optimizers: tuple[Optimizer | None, LRScheduler | None] | None = (None, None),
+        optimizer_cls_and_kwargs: tuple[type[Optimizer], dict[str, Any]] | None = None,
         objective: Objective | None = None,
         answer_scores: Callable[[PreTrainedModel, int, int], dict[str, float]] | None = None,
         retrieval_scores: Callable[[Jepa, int], dict[str, float]] | None = None,
@@ -128,7 +132,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         check_transformers()
         argument_checks.check_objects(model, args, jepa)
         self.jepa = jepa or JepaConfig()
-        callbacks, optimizers = [*(callbacks or ())], argument_checks.optimizer_and_schedule(optimizers)
+        callbacks, optimizers = [*(callbacks or ())], optimizer_and_schedule(optimizers)
         # Recorded before names are replaced by what is loaded.
         self.passed = PassedNames.of(
             model,
@@ -147,7 +151,9 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         )
         checks.check_adapters(model, trains=train_dataset is not None)
         argument_checks.adjust(args, model)
+        before = {*model.parameters()}
         self._bind(model, tokenizer, args, objective)
+        check_optimizer(optimizers[0], model, before)
         if train_dataset is not None:
             checks.check_attention(args, model)
         self._views = views
@@ -164,10 +170,13 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             processing_class=tokenizer,
             callbacks=[self.recorder, LogCallback(self.recorder), ObjectiveInTracker(self.jepa), *callbacks],
             optimizers=optimizers,
+            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
         )
         argument_checks.check_processes(args, self.accelerator.num_processes)
-        if all(type(callback).__module__.startswith("transformers.") for callback in callbacks):
-            # A callback of the caller's own may add metrics.
+        adds_metrics = type(self).evaluate is not JepaTrainer.evaluate or any(
+            not type(callback).__module__.startswith("transformers.") for callback in callbacks
+        )
+        if not adds_metrics:
             scores = {"answer": answer_scores, "retrieval": retrieval_scores}
             check_best_metric(args, self.objective.metrics, scores, self.held_out)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
@@ -259,7 +268,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             The micro-batches, and term name -> count over all of them and all processes.
         """
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        counts = self._counts(batches)
+        counts = self._step_counts = self._counts(batches)
         self.guard.begin_step()
         self.meter.begin_step(counts)
         return batches, counts
@@ -287,10 +296,13 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             model: wrapped or not.
             inputs: a micro-batch on the model's device.
             return_outputs: also return the parts of the loss.
-            num_items_in_batch: the counts of the whole step, from :meth:`get_batch_samples`; None if the step has this
-                micro-batch alone.
+            num_items_in_batch: the counts of the whole step, from :meth:`get_batch_samples`; None for those of the
+                step that is being trained, and outside of training for those of the micro-batch.
         """
-        counts = self._counts([inputs]) if num_items_in_batch is None else num_items_in_batch
+        counts = num_items_in_batch
+        if counts is None:
+            # A subclass need not pass them on.
+            counts = self._step_counts if self._in_step else self._counts([inputs])
         with noise_of_sequences(self.model, inputs, self.neftune_noise_alpha):
             losses = jepa_loss(model, inputs, self.objective, counts, self.context())
         loss = losses.loss
@@ -400,6 +412,12 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
+        if not hasattr(self, "sampler"):
+            raise ValueError(
+                f"{type(self).__name__}: a run plans the records of every step, so get_train_dataloader must return "
+                "what super().get_train_dataloader() makes; choose and order the records of train_dataset, and pass "
+                "train_sampling_strategy='sequential'"
+            )
         # Within a resumed epoch, too, where accelerate does not reach the sampler of several processes.
         self.sampler.set_epoch(int(self.state.epoch))
         super()._run_epoch(*args, **kwargs)
