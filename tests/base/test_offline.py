@@ -34,6 +34,7 @@ print(main(sys.argv[1:]), len(tried))
 """
 
 
+@pytest.mark.slow
 def test_a_hub_id_is_an_error_and_no_connection_is_tried(tmp_path: Path) -> None:
     arguments = ["prepare", "gsm8k", "--dataset", "some-org/data", "--output_file", "out.jsonl", "--offline"]
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", offline.STAYS_OFFLINE)

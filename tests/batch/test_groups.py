@@ -183,7 +183,7 @@ def test_a_grouped_run_has_the_losses_of_separate_rows(trained_tokenizer: Any, t
         assert tree["jepa_loss"] == pytest.approx(rows["jepa_loss"], rel=2e-4, abs=1e-5)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["cosine", "infonce"])
 def test_a_grouped_run_that_is_resumed_within_an_epoch_is_the_same(
     loss: Any, trained_tokenizer: Any, tmp_path: Path

@@ -152,6 +152,7 @@ def test_what_only_adds_text_is_read_off_the_template(grows: bool, source: str) 
         assert text == "".join(pieces[: n + 1 - skipped]) + end
 
 
+@pytest.mark.slow
 def test_the_forms_are_told_apart(marked: Any) -> None:
     grow = {form for form in FORMS if ChatTemplate(served_forms.in_form(marked, form)).renderer.only_adds_text}
     assert {"ChatML", "Llama-3", "Llama-2", "Phi-3", "GLM", "DeepSeek-R1"} <= grow

@@ -57,7 +57,7 @@ def drawn_chats(count: int) -> list[Any]:
     return chats
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("form", FORMS)
 def test_turns_by_forms_are_those_by_marks(form: str, marked: Any) -> None:
     template = ChatTemplate(served_forms.in_form(marked, form), FORMS[form].variables)

@@ -65,6 +65,7 @@ def test_spans_of_real_templates(name: str, real_tokenizer: Callable[[str], Any]
         check(template, messages(*chat))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", REAL)
 def test_contents_that_look_like_the_template(name: str, real_tokenizer: Callable[[str], Any]) -> None:
     """Searching for the text would find the role names, the default system prompt or the other message first."""

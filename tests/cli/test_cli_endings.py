@@ -8,6 +8,8 @@ import sys
 import types
 from typing import Any
 
+import pytest
+
 from stepjepa.base.signals import Stopped
 from stepjepa.cli.main import main
 
@@ -23,6 +25,7 @@ def run_with_output(file: int, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_a_full_disk_and_a_closed_pipe_are_no_traceback() -> None:
     for arguments in (["--help"], ["score", "--help"]):
         with open("/dev/full", "w", encoding="utf-8") as full:

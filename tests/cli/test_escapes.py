@@ -33,6 +33,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str:
     return captured.out + captured.err
 
 
+@pytest.mark.slow
 def test_inspect_shows_what_is_there_and_obeys_nothing(data: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     flags = ["--train_file", str(data), "--model_name", "preset:tiny", "--step_jepa", "--max_length", "4096"]

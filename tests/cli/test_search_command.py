@@ -188,6 +188,7 @@ def test_embeddings_are_kept_beside_the_corpus_and_renewed(
     assert not remaining.exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
 def test_a_folder_that_takes_no_embeddings_is_searched_all_the_same(
     number: int, folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch

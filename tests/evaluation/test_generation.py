@@ -41,6 +41,7 @@ def said(model, tokenizer, rows, batch=0, **sampling):
     return [samples[0] for samples in answers]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "gemma3_window"])
 def test_batches_give_the_answers_and_losses_of_one_at_a_time(name, tokenizer):
     model = make_model(name, vocab_size=len(tokenizer) + 5)

@@ -41,7 +41,7 @@ def export(jepa: Jepa, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("padding", ["left", "right"])
 @pytest.mark.parametrize(
     ("architecture", "settings", "system"),

@@ -485,7 +485,7 @@ def test_a_missing_httpx_names_the_extra(test_file, monkeypatch):
         )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_in_the_middle_nothing_is_lost_or_asked_twice(number, test_file):
     """One process is killed while its third record is on the way; another one asks for the rest."""

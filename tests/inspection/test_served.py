@@ -96,6 +96,7 @@ def test_characters_that_the_tokenizer_does_not_know_are_said(subject: Any) -> N
     assert message.endswith("neither prompt nor trained; answers with characters that the tokenizer does not know: 2")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("template", "record", "tokens"),
     [

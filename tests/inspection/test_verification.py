@@ -35,6 +35,7 @@ def results(model: Any, tokenizer: Any, config: JepaConfig, **options: Any) -> d
     return {result["name"]: result for result in verify(Subject(model, tokenizer, config, tiny.records(), **options))}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_right_passes(name: str, tiny_tokenizer: Any) -> None:
     actual = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS[name])

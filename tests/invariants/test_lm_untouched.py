@@ -54,7 +54,7 @@ def own_loss(model: Any, tokenizer: Any, config: JepaConfig) -> Tensor:
     return total / count
 
 
-@pytest.mark.sample(11)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("encoding", ["tree", "rows"])
 @pytest.mark.parametrize("config", VIEWS, ids=ids)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -187,6 +187,7 @@ def test_odd_contents(name: str, odd: str, of_form: Callable[[str], Saved]) -> N
     check(of_form(name), ODD[odd])
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("name", FORMS)
 def test_context_is_not_trained(name: str, of_form: Callable[[str], Saved]) -> None:
     """An answer of weight 0, and messages behind the last trained answer."""

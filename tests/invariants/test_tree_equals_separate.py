@@ -148,7 +148,7 @@ def test_trees_equal_separate_passes(
     assert batch.num_tokens < sum(batch.records.lengths), "nothing is shared"
 
 
-@pytest.mark.sample(13)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("architecture", "attention"), MODELS)
 def test_records_that_begin_alike(architecture: str, attention: str, tiny_model: ModelFactory) -> None:
     """Equal ones, ones that are equal up to the middle of the answer, prefixes: each counts once a record."""
@@ -173,7 +173,7 @@ def as_they_are(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[list[TokenSeq
 
 
 # A seed differs from the others by its sequences alone.
-@pytest.mark.sample(11)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 4))])
 @pytest.mark.parametrize("attention", ["sdpa", *SEGMENTED])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3_window"])

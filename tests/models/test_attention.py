@@ -152,7 +152,7 @@ def test_a_block_mask_is_the_dense_mask(seed: int, rule: Callable[..., Tensor] |
         assert torch.equal(indices[0][used], indices[1][used])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("architecture", "isolated"), [("qwen3", True), *((architecture, False) for architecture in ARCHITECTURES)]
 )

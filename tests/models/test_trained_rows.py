@@ -35,6 +35,7 @@ def adapted(name: str, *, head: bool = False) -> Any:
     return model.eval()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "head"), [("llama", False), ("qwen3", False), ("qwen3", True), ("gemma2_window", False)]
 )

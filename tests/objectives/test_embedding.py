@@ -50,6 +50,7 @@ def header(tokenizer: Any, role: str, content: str, system: str | None = None) -
     return text[: text.rindex(content) + len(content)]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 @pytest.mark.parametrize("layout", ["separate", "branched"])
 @pytest.mark.parametrize("reverse", [False, True])

@@ -96,6 +96,7 @@ def raw_row(name, record):
     return {"text": user, "label": labels[name].index(answer)}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "file"),
     [

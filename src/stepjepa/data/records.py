@@ -73,7 +73,8 @@ def _describe_mapping(values: Mapping[object, object]) -> str:
 
 
 def _has_rows(value: list[object]) -> bool:
-    return any(isinstance(row, Mapping) for row in value[:1])
+    """Return whether a list is one of rows, as far as its first value says; an empty one may be."""
+    return all(isinstance(row, Mapping | Record) for row in value[:1])
 
 
 def check_is_collection(values: object, what: str | None = None) -> None:
