@@ -103,8 +103,9 @@ def tokenizer() -> Any:
 
 
 def config_of(name: str) -> JepaConfig:
-    """The objective, at a weight that shows."""
-    return JepaConfig(lbd=0.7, gamma=1.3, **OBJECTIVES[name])
+    """The objective, at weights that show."""
+    settings = OBJECTIVES[name]
+    return JepaConfig(gamma=1.3, **({} if settings["mode"] == "regular" else {"lbd": 0.7}), **settings)
 
 
 def objective_of(name: str) -> Objective:
