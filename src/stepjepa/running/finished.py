@@ -18,7 +18,7 @@ SHARED_WITH_EVALUATION = {
     **{name: name for name in ("spider_path", "missing_databases", "columns", "trust_remote_code")},
     **{name: name for name in ("load_in_4bit", "load_in_8bit")},
 }
-"""Setting of ``stepjepa evaluate`` -> the setting of a run that has the same meaning and the same default."""
+"""Setting of ``stepjepa evaluate`` -> the setting of a run from which an evaluation of that run takes its value."""
 
 
 def evaluation_settings(run: RunConfig) -> JsonObject:

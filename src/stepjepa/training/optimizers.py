@@ -29,7 +29,7 @@ def check_optimizer(optimizer: Optimizer | None, model: nn.Module, before: set[n
     Args:
         optimizer: as it was passed; None for none.
         model: the model as it is trained, with rows of new tokens and the heads of terms.
-        before: the weights that the model had when it was passed. Any of them may be left out of the optimizer.
+        before: the model's own weights, without those that the objective has added. An optimizer need not hold them.
     """
     if optimizer is None:
         return
