@@ -20,6 +20,6 @@ class InProcess:
             self._code = main(list(command[4:]))
         log.write(stream.getvalue().encode())
 
-    def ended(self) -> int:
-        """The exit code."""
+    def exit_code(self) -> int:
+        """That of the command."""
         return self._code

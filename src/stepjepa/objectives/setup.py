@@ -67,7 +67,7 @@ def set_up(
 
 def _check_model(model: PreTrainedModel) -> None:
     """Raise a ``ValueError`` for a compiled model, and for one without an LM head."""
-    if "_orig_mod" in model._modules:
+    if any(name == "_orig_mod" for name, _ in model.named_children()):
         raise ValueError(
             "expected a model that is not compiled yet: its weights would be saved under names that nothing loads; "
             "pass model._orig_mod, and in a loop of your own compile it afterwards"
