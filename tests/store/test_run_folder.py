@@ -110,6 +110,20 @@ def test_a_checkpoint_without_checksums_is_accepted(tmp_path: Path) -> None:
         open_run_folder(str(tmp_path), "last")
 
 
+def test_a_file_of_the_users_own_beside_checkpoints_of_another_program_is_not_written_over(tmp_path: Path) -> None:
+    """Such a folder has no run.json, so that nothing says whose its files are."""
+    checkpoint = str(make(tmp_path / "checkpoint-5"))
+    for name in ("tokenizer.json", "model.safetensors", "chat_template.jinja", "metrics.png", "checksums.json"):
+        mine = tmp_path / name
+        mine.touch()
+        for resume in ("last", checkpoint):
+            with pytest.raises(UserError, match=f"{name}: would be written over"):
+                open_run_folder(str(tmp_path), resume)
+        mine.unlink()
+    (tmp_path / "thesis.txt").touch()
+    assert open_run_folder(str(tmp_path), "last")[1] == checkpoint
+
+
 def test_an_older_checkpoint_is_resumed_only_where_no_later_one_stays(tmp_path: Path) -> None:
     """A later 'last' would return to what was left behind."""
     older, newer = (make(tmp_path / f"checkpoint-{step}") for step in (7, 13))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,11 @@ def test_a_second_training_in_a_folder_is_refused_while_the_first_runs(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "name", ["run.yaml", "metrics.jsonl", "trained_prompts.json", "config.json", "model.safetensors", "checkpoint-1/x"]
+    "name",
+    [
+        *("run.yaml", "metrics.jsonl", "metrics.png", "trained_prompts.json", "config.json", "model.safetensors"),
+        *("tokenizer.json", "chat_template.jinja", "training_args.bin", "checksums.json", "checkpoint-1/x"),
+    ],
 )
 def test_a_file_that_is_no_runs_is_not_written_over(tmp_path: Path, name: str) -> None:
     mine = tmp_path / "run" / name
@@ -238,6 +243,11 @@ def test_a_file_that_is_no_runs_is_not_written_over_on_resuming(tmp_path: Path) 
     with pytest.raises(UserError, match=r"other/run.yaml: would be written over"):
         trainer(tmp_path / "other").train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-2"))
     assert [*mine.parent.iterdir()] == [mine] and mine.read_text() == "mode: regular\n"
+    theirs = shutil.copytree(tmp_path / "first" / "checkpoint-1", mine.parent / "checkpoint-3")
+    mine.unlink()
+    with pytest.raises(UserError, match=r"other/checkpoint-3: would be written over"):
+        trainer(tmp_path / "other").train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-2"))
+    assert [*mine.parent.iterdir()] == [theirs]
     with pytest.raises(UserError, match=r"first/run.yaml: would be written over"):
         trainer(tmp_path / "first").train(resume_from_checkpoint=True)
 
@@ -256,3 +266,21 @@ def test_metrics_of_an_evaluation_before_the_training_stay(tmp_path: Path) -> No
     with pytest.raises(ZeroDivisionError):
         run.train()
     assert not (tmp_path / "again").exists()
+
+
+def test_an_evaluation_alone_changes_no_metrics_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.parent.mkdir()
+    metrics.write_text('{"mine": 1}\n')
+    run = trainer(tmp_path / "run", max_steps=1, eval_dataset=ROWS[:2])
+    run.evaluate()
+    assert metrics.read_text() == '{"mine": 1}\n'
+    assert f"{metrics} is another run's or your own, so the evaluation is not added" in capsys.readouterr().err
+    # Nor is it in the way of a training that resumes what there is: its own is written before it begins.
+    run = trainer(tmp_path / "second", max_steps=1, eval_dataset=ROWS[:2])
+    run.evaluate()
+    run.train(resume_from_checkpoint="auto")
+    lines = (tmp_path / "second" / "metrics.jsonl").read_text()
+    assert next(json.loads(line)["step"] for line in lines.splitlines()) == 0
+    trainer(tmp_path / "second", eval_dataset=ROWS[:2]).evaluate()
+    assert (tmp_path / "second" / "metrics.jsonl").read_text() == lines

@@ -8,8 +8,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import duration, print_rows
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.run import RunConfig
-from stepjepa.running.metrics_plot import PLOT_FILE
-from stepjepa.store.folder import METRICS_FILE, RUN_FILE
+from stepjepa.store.folder import METRICS_FILE, PLOT_FILE, RUN_FILE
 from stepjepa.store.record import Results, RunRecord
 
 SHARED_WITH_EVALUATION = {

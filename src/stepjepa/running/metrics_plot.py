@@ -6,10 +6,8 @@ from pathlib import Path
 
 from stepjepa.base.files import atomic_write, read_jsonl
 from stepjepa.base.terminal import PALETTE
-from stepjepa.store.folder import METRICS_FILE
+from stepjepa.store.folder import METRICS_FILE, PLOT_FILE
 from stepjepa.store.metric_names import HELD_OUT, UNNAMED, set_and_metric
-
-PLOT_FILE = "metrics.png"
 
 PANELS: dict[str, dict[str, str]] = {
     "LM loss": {"lm_loss": "training", "eval_lm_loss": "held out"},

@@ -1,7 +1,7 @@
 """The run folder and its checkpoints: never overwritten unasked, verified by checksums.
 
 run.json         the run record, see ``record.RunRecord``
-metrics.jsonl    one line per log line
+metrics.jsonl    one line per log line, drawn in metrics.png
 tensorboard/     the same for TensorBoard, where it is a tracker of the run
 checkpoint-N/    transformers' checkpoints
 model.safetensors or adapter_model.safetensors, tokenizer ... the trained model
@@ -10,7 +10,7 @@ model.safetensors or adapter_model.safetensors, tokenizer ... the trained model
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ CONFIG_FILE = "run.yaml"
 """The ``RunConfig``, as ``stepjepa train --config`` reads it."""
 
 METRICS_FILE = "metrics.jsonl"
+PLOT_FILE = "metrics.png"
 CARD_FILE = "README.md"
 SUMMARY = ".summary.json"
 """End of the name of the summary of an evaluation, which lies beside its answers."""
@@ -39,15 +40,39 @@ CHECKSUMS_FILE = "checksums.json"
 WITHOUT_OPTIMIZER = "optimizer.pt is missing"
 """The fault of a checkpoint that holds the model alone."""
 
-_WEIGHTS = ("config.json", "model*.safetensors", "model*.index.json", "adapter_config.json", "adapter_*.safetensors")
+_WEIGHTS = (
+    *("config.json", "model*.safetensors", "model*.safetensors.index.json"),
+    *("adapter_config.json", "adapter_model*.safetensors"),
+)
 """Patterns of the files of a model or an adapter, by which it is loaded."""
+
+MODEL_FILES = (
+    *(*_WEIGHTS, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "merges.txt", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model"),
+    *("sentencepiece*.model", "chat_template.jinja", "additional_chat_templates/*.jinja"),
+)
+"""Patterns of the files of a saved model and its tokenizer."""
+
+_WRITTEN = (RUN_FILE, CONFIG_FILE, METRICS_FILE, PLOT_FILE, PROMPTS_FILE)
+_SAVED = (
+    *(*MODEL_FILES, "additional_chat_templates", "predictor_head.safetensors", "training_args.bin"),
+    CHECKSUMS_FILE,
+)
+"""Names of the files that every run writes into its folder, and of those beside them of a run that saves its model. A
+model card that is not ours is left alone, see ``hub.write_card``."""
 
 PART = ".saving"
 """Folder inside a run folder for files that are still being written."""
 
 
 def open_run_folder(
-    path: str, resume: str | None, say: Callable[[str], None] = lambda line: None, *, resumable: bool = True
+    path: str,
+    resume: str | None,
+    say: Callable[[str], None] = lambda line: None,
+    *,
+    resumable: bool = True,
+    saves: bool = True,
+    own: Collection[str] = (),
 ) -> tuple[Path, str | None]:
     """Check a run folder before a run starts, and return it with the checkpoint to resume from, or None.
 
@@ -58,6 +83,8 @@ def open_run_folder(
             missing.
         say: is called with one line for each checkpoint that is skipped, with the reason.
         resumable: whether the command can resume; if not, the error for a folder that is not empty does not name that.
+        saves: whether the run saves checkpoints and the model.
+        own: names of files that the caller has written into the folder.
 
     Raises:
         UserError: the folder is not empty or can't be written to, or there is no complete checkpoint to resume from.
@@ -78,11 +105,12 @@ def open_run_folder(
             checkpoint = Path(resume)
             _check_named(checkpoint, checkpoints(folder))
             is_run = is_run or checkpoint.resolve().parent == folder.resolve()
-        if is_main_process() and folder.exists() and not (checkpoint and is_run) and any(_contents(folder)):
+        if is_main_process() and folder.exists() and not (checkpoint and is_run) and _contents(folder, own):
             remedy = "pass `resume_from_checkpoint last`" if resumable and checkpoints(folder) else "empty it"
             raise UserError(f"is not empty; name another `output_dir`, or {remedy}", path=folder)
     if is_main_process():
-        if (foreign := foreign_file(folder)) is not None:
+        resumed = None if checkpoint is None else str(checkpoint)
+        if (foreign := foreign_file(folder, saves=saves, checkpoint=resumed, own=own)) is not None:
             raise foreign_error(foreign)
         check_writable(folder)
     if is_main_process() and resume is not None and folder.exists():
@@ -91,20 +119,24 @@ def open_run_folder(
     return folder, None if checkpoint is None else str(checkpoint)
 
 
-def foreign_file(folder: Path, *, begins: bool = False, but: Sequence[str] = ()) -> Path | None:
+def foreign_file(
+    folder: Path, *, saves: bool = True, checkpoint: str | None = None, own: Collection[str] = ()
+) -> Path | None:
     """Return a file of the user's own that a run would write over, in a folder without a run record; None for none.
 
     Args:
         folder: the run folder.
-        begins: the run is new, and will save checkpoints and a model.
-        but: names of files that the caller has written.
+        saves: the run saves checkpoints and the model.
+        checkpoint: the one that is resumed; others beside it are those of the same run.
+        own: names of files that the caller has written.
     """
     if (folder / RUN_FILE).is_file():
         return None
-    files = [folder / name for name in (CONFIG_FILE, METRICS_FILE, PROMPTS_FILE) if name not in but]
-    if begins:
-        files += [*checkpoints(folder), *(file for pattern in _WEIGHTS for file in sorted(folder.glob(pattern)))]
-    return next(filter(Path.exists, files), None)
+    names = [name for name in _WRITTEN if name not in own]
+    files = [file for pattern in (*names, *(_SAVED if saves else ())) for file in sorted(folder.glob(pattern))]
+    if saves and not (checkpoint and Path(checkpoint).resolve().parent == folder.resolve()):
+        files += checkpoints(folder)
+    return next(iter(files), None)
 
 
 def foreign_error(file: Path) -> UserError:
@@ -128,9 +160,10 @@ def _check_named(checkpoint: Path, in_run: Sequence[Path]) -> None:
         raise UserError(f"is older than {in_run[0].name}; move that elsewhere, or pass 'last'", path=checkpoint)
 
 
-def _contents(folder: Path) -> list[Path]:
-    """List the contents of a folder, without the remains of interrupted writes."""
-    return [path for path in folder.iterdir() if path.name != PART and not path.name.startswith(f".{RUN_FILE}.")]
+def _contents(folder: Path, but: Collection[str] = ()) -> list[Path]:
+    """List the contents of a folder, without the remains of interrupted writes, and ``but`` those of some names."""
+    contents = (path for path in folder.iterdir() if path.name not in but)
+    return [path for path in contents if path.name != PART and not path.name.startswith(f".{RUN_FILE}.")]
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -22,7 +22,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import append_jsonl, write_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions, Stopped
-from stepjepa.base.terminal import spelled
+from stepjepa.base.terminal import note, spelled
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.models.ema import EmaEncoder
 from stepjepa.models.weights import all_finite
@@ -176,8 +176,13 @@ class LogCallback(TrainerCallback):
         line: JsonObject = {"step": self._recorder.steps_before + state.global_step, "epoch": state.epoch, **logs}
         if not state.max_steps:
             self._untrained.append(line)
-        self._recorder.began_metrics |= not path.exists()
-        append_jsonl(path, [line])
+        if self._is_of_another(path):
+            note(
+                f"{path} is another run's or your own, so the evaluation is not added to it; name another `output_dir`"
+            )
+        else:
+            self._recorder.began_metrics |= not path.exists()
+            append_jsonl(path, [line])
         if (losses := console_line(logs)) is not None:
             # Above the progress bar, where there is one.
             tqdm.write(f"step {state.global_step}/{state.max_steps}  {losses}", file=sys.stdout)
@@ -185,6 +190,10 @@ class LogCallback(TrainerCallback):
         if not self._warned and (warning := describe_collapse(logs)) is not None:
             self._warned = True
             logger.warning("step %d: %s; %s", state.global_step, warning, spelled(COLLAPSE_REMEDIES))
+
+    def _is_of_another(self, metrics: Path) -> bool:
+        """Return whether a file of metrics is the user's own, or of a run that this trainer has not resumed."""
+        return metrics.exists() and not self._recorder.began_metrics and self._recorder.record is None
 
 
 class BarCallback(ProgressCallback):

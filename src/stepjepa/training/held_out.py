@@ -197,9 +197,9 @@ class EvaluatingTrainer(Trainer):
             raise ValueError("evaluate: expected an eval_dataset, got none; pass one here or to JepaTrainer")
         of_all: dict[str, float] = {}
         for number, (name, prepared) in enumerate(sets.items()):
-            start = time.time()
+            start = time.perf_counter()
             metrics = evaluate_set(self, name, prepared, metric_key_prefix, with_scores=is_own and number == 0)
-            self.meter.pause(time.time() - start)
+            self.meter.pause(time.perf_counter() - start)
             self.log(metrics)
             self.control: TrainerControl = self.callback_handler.on_evaluate(
                 self.args, self.state, self.control, metrics

@@ -75,7 +75,7 @@ class Recorder(TrainerCallback):
     Attributes:
         record: the run record as it was written last; None before training.
         steps_before: optimizer steps of earlier calls of ``train`` by the same trainer.
-        began_metrics: whether the trainer has begun the file of metrics, perhaps by an evaluation before the training.
+        began_metrics: whether the trainer has begun the file of metrics, by an evaluation before any training.
     """
 
     def __init__(self, trainer: TrainerInterface) -> None:
@@ -100,7 +100,7 @@ class Recorder(TrainerCallback):
         Args:
             record: the run record, without launches and results.
             config: what ``run.yaml`` says; None for a run that no file can describe.
-            started: the time at which the run was started, by default that of its launch.
+            started: ``time.monotonic()`` at the start of the run, by default that of its launch.
         """
         self._described, self._config, self._started = record, config, started
 
@@ -123,20 +123,33 @@ class Recorder(TrainerCallback):
                 raise UserError(
                     f"holds the record of {self._run_and_remedy()}name another output_dir", path=self.folder
                 )
-            self._check_foreign(begins=self._trainer.args.save_strategy != SaveStrategy.NO)
+            self._check_foreign(None)
             return None
         if resume is True or str(resume).lower() in ("last", "true", "auto"):
-            return open_run_folder(str(self.folder), "last" if resume is True else str(resume), self._say)[1]
+            choice = "last" if resume is True else str(resume)
+            return open_run_folder(str(self.folder), choice, self._say, saves=self._saves, own=self._own_files)[1]
         # As in Trainer, newer checkpoints may exist.
         if fault := checkpoint_fault(Path(str(resume)), read_all=True):
             raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=str(resume))
-        self._check_foreign(begins=False)
+        self._check_foreign(str(resume))
         return str(resume)
 
-    def _check_foreign(self, *, begins: bool) -> None:
+    @property
+    def _saves(self) -> bool:
+        """Whether the run saves checkpoints and the model."""
+        return bool(self._trainer.args.save_strategy != SaveStrategy.NO)
+
+    @property
+    def _own_files(self) -> list[str]:
+        """Names of the files that the trainer has written before any training."""
+        return [METRICS_FILE] if self.began_metrics else []
+
+    def _check_foreign(self, checkpoint: str | None) -> None:
         """Raise ``UserError`` in every process for a file of the user's own that the launch would write over."""
-        but = [METRICS_FILE] if self.began_metrics else []
-        if foreign := _broadcast(foreign_file(self.folder, begins=begins, but=but) if self.record is None else None):
+        foreign = None
+        if self.record is None:
+            foreign = foreign_file(self.folder, saves=self._saves, checkpoint=checkpoint, own=self._own_files)
+        if foreign := _broadcast(foreign):
             raise foreign_error(foreign)
 
     def _run_and_remedy(self) -> str:
@@ -164,7 +177,7 @@ class Recorder(TrainerCallback):
         Raises:
             UserError: the run to resume has other settings.
         """
-        started, first = time.time(), self.record is None
+        started, first = time.monotonic(), self.record is None
         path = self.folder / RUN_FILE
         before = path.read_bytes() if path.is_file() else None
         logs = self._log_files()
@@ -240,7 +253,7 @@ class Recorder(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Record the first step of the launch, and write the files that belong to the record."""
-        self._launched = time.time()
+        self._launched = time.monotonic()
         self._update_launch(state.global_step, begins=True)
         if self.record is None or self._config is None:
             return
@@ -265,7 +278,7 @@ class Recorder(TrainerCallback):
             return
         *earlier, launch = self.record.launches
         step += self.steps_before
-        seconds = time.time() - self._launched if self._launched else 0.0
+        seconds = time.monotonic() - self._launched if self._launched else 0.0
         launch = replace(launch, to_step=step, seconds=seconds)
         launch = replace(launch, from_step=step) if begins else launch
         self.record = replace(self.record, launches=[*earlier, launch])
@@ -293,7 +306,7 @@ class Recorder(TrainerCallback):
                 flops=state.total_flos,
                 last_log=next((line for line in reversed(state.log_history) if "lm_loss" in line), {}),
                 train_seconds=sum(launch.seconds for launch in launches),
-                seconds=time.time() - (self._started or time.time()),
+                seconds=time.monotonic() - (self._started or time.monotonic()),
                 evaluation={name: value for name, value in metrics.items() if name.startswith("eval_")},
             )
         )
