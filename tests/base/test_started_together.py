@@ -1,12 +1,13 @@
 """Of processes that torchrun started, one reports an error, and torchrun's summary has it, too."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from stepjepa.base.errors import ANOTHER_ENDED, unexpected
-from stepjepa.base.processes import claim_report, started_together
+from stepjepa.base.errors import ANOTHER_ENDED, UserError, unexpected
+from stepjepa.base.processes import as_single_process, check_launch, claim_report, is_main_process, started_together
 
 
 @pytest.fixture
@@ -74,3 +75,42 @@ def test_a_cluster_without_local_ranks_starts_one_process_a_machine(monkeypatch:
     assert started_together() == 1
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert started_together() == 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({}, None),
+        ({"WORLD_SIZE": "2"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "29500"}, None),
+        ({"LOCAL_RANK": "-1"}, None),
+        ({"RANK": ""}, "variable RANK is '', expected a whole number; unset it, or start with torchrun"),
+        ({"WORLD_SIZE": "x"}, "variable WORLD_SIZE is 'x', expected a whole number"),
+        ({"LOCAL_RANK": "$SLURM_LOCALID"}, "variable LOCAL_RANK is '[$]SLURM_LOCALID', expected a whole number"),
+        ({"MASTER_PORT": "a"}, "variable MASTER_PORT is 'a', expected a whole number"),
+        (
+            {"RANK": "1"},
+            "variable RANK is 1, and WORLD_SIZE is not set, so that there is no such process; unset",
+        ),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "variable RANK is 2, and WORLD_SIZE is 2, so that there is no such process"),
+    ],
+)
+def test_variables_of_torchrun_that_are_half_set_are_refused(
+    variables: dict[str, str], told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with nullcontext() if told is None else pytest.raises(UserError, match=told):
+        check_launch()
+
+
+def test_a_command_of_one_process_writes_its_files_whatever_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster may give each machine a rank; only training runs on all of them."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not is_main_process()
+    with as_single_process():
+        assert is_main_process()
+    assert not is_main_process()

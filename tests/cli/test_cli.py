@@ -163,6 +163,11 @@ def test_dashes_and_underscores_are_one() -> None:
     assert normalise(given) == ["--batch_size", "4", "--step_separator=a-b", "-x-y", "--- a-b"]
 
 
+def test_a_path_may_begin_with_a_dash() -> None:
+    given = ["--output-dir", "-x", "--lbd", "-1", "--terms", "-.5", "-2", "--regular", "-h"]
+    assert normalise(given) == ["--output_dir=-x", *given[2:]]
+
+
 # One process asks for all of them: it would load torch at the first one that needs it.
 WITHOUT_TORCH = """
 import json, sys, stepjepa

@@ -59,6 +59,21 @@ def test_a_training_is_saved_at_the_end_of_its_step(
     assert [launch["to_step"] for launch in launches] == [3, STEPS]
 
 
+def test_a_signal_behind_the_last_step_says_how_to_go_on(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    command = [str(word) for word in ("train", *kills.train_flags(material, 2), "--output_dir", run)]
+    with monkeypatch.context() as patch:
+        patch.setattr("stepjepa.running.run.draw_metrics", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        assert main(command) == 128 + signal.SIGTERM
+    told = "interrupted after the last step; checkpoint-2 is complete: resume with --resume_from_checkpoint last\n"
+    assert capsys.readouterr().err.endswith(f"stepjepa train: {told}")
+    assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
+    assert main([*command, "--resume_from_checkpoint", "last"]) == 0
+    assert (run / "model.safetensors").is_file()
+
+
 @pytest.mark.slow
 def test_a_disk_that_is_full_costs_no_checkpoint(
     commands: Commands, material: Path, whole: Path, tmp_path: Path

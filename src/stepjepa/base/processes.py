@@ -3,8 +3,44 @@
 import hashlib
 import json
 import os
+import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from stepjepa.base.errors import UserError, shown
+
+_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+_LAUNCH_VARIABLES = (*_NUMBERS, "GROUP_RANK", "MASTER_ADDR")
+"""Variables by which torchrun tells a process of the others."""
+
+
+def check_launch() -> None:
+    """Raise ``UserError`` if torchrun's variables are half set, as an unfinished job script leaves them.
+
+    A process of rank 1 that is alone would train, and write no record of it.
+    """
+    remedy = "unset it, or start with torchrun"
+    for name in _NUMBERS:
+        value = os.environ.get(name)
+        if value is not None and not re.fullmatch("-?[0-9]+", value):
+            raise UserError(f"the environment variable {name} is {shown(value)}, expected a whole number; {remedy}")
+    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE")
+    if not 0 <= int(rank) < int(size or 1):
+        others = "not set" if size is None else size
+        fault = f"the environment variable RANK is {rank}, and WORLD_SIZE is {others}, so that there is no such process"
+        raise UserError(f"{fault}; {remedy}")
+
+
+@contextmanager
+def as_single_process() -> Iterator[None]:
+    """Unset torchrun's variables, so that libraries, and :func:`is_main_process`, behave as in a single process."""
+    hidden = {name: os.environ.pop(name) for name in _LAUNCH_VARIABLES if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def is_main_process() -> bool:

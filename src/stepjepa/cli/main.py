@@ -12,7 +12,7 @@ from contextlib import nullcontext, redirect_stdout
 from stepjepa.base.errors import ANOTHER_ENDED, UserError, one_line, visible
 from stepjepa.base.files import DISK_REMEDIES, naming_disk_errors
 from stepjepa.base.offline import set_environment
-from stepjepa.base.processes import claim_report, started_together
+from stepjepa.base.processes import as_single_process, check_launch, claim_report, started_together
 from stepjepa.base.signals import Stopped, raising
 from stepjepa.base.terminal import escape_unencodable_output, print_json
 from stepjepa.cli.commands import COMMANDS, known_flags, load, make_parser, naming_flags, parse
@@ -21,10 +21,19 @@ from stepjepa.cli.parser import error_with_dashes, suggestion
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
-    """Replace dashes inside flag names by underscores: ``--batch-size 4`` becomes ``--batch_size 4``."""
+    """Replace dashes inside flag names by underscores: ``--batch-size 4`` becomes ``--batch_size 4``.
+
+    ``--output_dir -x`` becomes ``--output_dir=-x``: argparse would take the folder for a flag.
+    """
     # Whole flags only: a value may begin with dashes, too.
     flag = re.compile(r"\A--[A-Za-z][\w-]*(?==|\Z)")
-    return [flag.sub(lambda match: "--" + match[0][2:].replace("-", "_"), argument) for argument in arguments]
+    words: list[str] = []
+    for argument in arguments:
+        if words and flag.fullmatch(words[-1]) and re.match("-(?!h$)[^-0-9.]", argument):
+            words[-1] += f"={argument}"
+        else:
+            words.append(flag.sub(lambda match: "--" + match[0][2:].replace("-", "_"), argument))
+    return words
 
 
 OVERVIEW = f"""usage: stepjepa COMMAND [--help] ...
@@ -68,11 +77,13 @@ def _run(name: str, words: Sequence[str]) -> int:
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a picture has a box instead
-    args = parse(name, arguments)
-    if started_together() > 1 and not load(name).several:
+    args, several = parse(name, arguments), load(name).several
+    check_launch()
+    if started_together() > 1 and not several:
         raise UserError("every process would do the same and write the same files; start one process, without torchrun")
     # Standard output then holds one JSON document.
-    with naming_flags(name), redirect_stdout(sys.stderr) if getattr(args, "json", False) else nullcontext():
+    output = redirect_stdout(sys.stderr) if getattr(args, "json", False) else nullcontext()
+    with naming_flags(name), output, nullcontext() if several else as_single_process():
         result = load(name).run(args)
     if isinstance(result, int):
         return result

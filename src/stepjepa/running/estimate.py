@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,7 +22,7 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 
 from stepjepa.base.counting import counted
 from stepjepa.base.errors import unexpected_as_user_errors, visible
-from stepjepa.base.processes import is_main_process
+from stepjepa.base.processes import as_single_process, is_main_process
 from stepjepa.base.terminal import print_rows
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.micro_batch import Batch
@@ -58,9 +57,6 @@ from stepjepa.training.plan import Plan, equal_compute
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_LAUNCH_VARIABLES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
-"""Variables by which torchrun describes the other processes; an estimate needs only their number."""
-
 
 def dry_run(
     run: RunConfig,
@@ -88,7 +84,7 @@ def dry_run(
         return None
     run = with_launched_precision(run)
     processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
-    with _single_process():
+    with as_single_process():
         # DeepSpeed's configuration is read without its package. use_cpu, because TrainingArguments refuses 16 bits on a
         # machine without a GPU, where the run is only estimated.
         deepspeed = run.trainer.get("deepspeed")
@@ -109,16 +105,6 @@ def dry_run(
     print(f"dry run: no weights are read or made, and nothing is written{stored}")
     print_rows(describe(estimated))
     return estimated
-
-
-@contextmanager
-def _single_process() -> Iterator[None]:
-    """Unset torchrun's variables, so that libraries behave as in a single process."""
-    hidden = {name: os.environ.pop(name) for name in _LAUNCH_VARIABLES if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from transformers.trainer_utils import SaveStrategy
 from stepjepa.base.errors import UserError, unexpected, unexpected_as_user_errors
 from stepjepa.base.files import DISK_REMEDIES, locked
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.processes import is_main_process
+from stepjepa.base.processes import check_launch, is_main_process
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import print_rows
 from stepjepa.base.typed_json import Origin, from_json, to_json
@@ -190,6 +190,7 @@ def run(
         raise TypeError(f"config: expected RunConfig(...), got {kind}; RunConfig.read(path) reads a file")
     passed = PassedObjects(model, tokenizer, train_dataset, eval_dataset, objective, tuple(callbacks))
     passed.check(config)
+    check_launch()
     config = with_launched_precision(config)
     with restored_process():
         if not logging.getLogger().isEnabledFor(logging.INFO):
@@ -221,7 +222,7 @@ def _upload(trainer: JepaTrainer) -> None:
 
 def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) -> JepaTrainer:
     """Read the data, build the trainer, train, save and record the run."""
-    start = time.time()
+    start = time.monotonic()  # the clock of a machine may be set meanwhile
     folder, checkpoint = run_folder.open_run_folder(str(config.output_dir), config.resume_from_checkpoint, say)
     has_eval = config.eval_file is not None or config.data_file is not None or passed.eval_dataset is not None
     # Wrong settings are refused before records are read, which may take minutes.
@@ -350,6 +351,12 @@ def _explaining_failures(trainer: JepaTrainer, folder: Path, checkpoint: str | N
         yield
     except UserError:
         raise
+    except Stopped as stop:
+        if stop.by_all or not trainer.recorder.trained:
+            raise
+        # While the model was evaluated or saved.
+        hint = resume_hint(folder, again=_SAME_SETTINGS)
+        raise Stopped(stop.number, f"interrupted after the last step; {hint}") from None
     except OSError as error:
         if error.errno not in DISK_REMEDIES:
             raise

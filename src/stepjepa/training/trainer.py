@@ -16,7 +16,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.base.files import locked
-from stepjepa.base.processes import is_main_process
+from stepjepa.base.processes import check_launch, is_main_process
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig, check_objective_effects
@@ -385,6 +385,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
                 that would be written over; another process trains in it; memory has run out, or a loss or a gradient is
                 not finite.
         """
+        check_launch()
         self.recorder.describe(*describe(self))
         with locked(self.recorder.folder) if is_main_process() else nullcontext():
             checkpoint, resumes = self.recorder.open(resume_from_checkpoint), bool(resume_from_checkpoint)
