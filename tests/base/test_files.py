@@ -240,6 +240,11 @@ def test_a_link_to_nothing_is_named_before_any_work(tmp_path: Path) -> None:
     check_writable(tmp_path / "runs" / "a")
 
 
+def test_the_root_of_all_folders_can_be_locked() -> None:
+    with locked(Path("/")):
+        pass
+
+
 def test_an_output_file_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
     file = tmp_path / "out.npy"
     with claimed_output(file):
@@ -254,6 +259,25 @@ def test_an_output_file_is_made_by_one_process_at_a_time(tmp_path: Path) -> None
     with pytest.raises(UserError, match="wrong"), claimed_output(tmp_path / "deep" / "er" / "out.npy"):
         raise UserError("wrong")
     assert [*tmp_path.rglob("*")] == [file]
+
+
+def test_a_file_that_is_written_under_the_name_of_a_link_is_that_which_the_link_names(tmp_path: Path) -> None:
+    file, link = tmp_path / "disk" / "table.md", tmp_path / "table.md"
+    file.parent.mkdir()
+    file.write_text("old")
+    link.symlink_to("disk/table.md")
+    with atomic_write(link) as stream:
+        stream.write("new")
+    assert file.read_text() == "new" and link.is_symlink()
+    assert [*file.parent.iterdir()] == [file]
+
+
+def test_a_device_or_a_pipe_is_no_output_file(tmp_path: Path) -> None:
+    """To rename a file to /dev/null, as root may, would replace it for every program of the machine."""
+    os.mkfifo(tmp_path / "pipe")
+    for place in ("/dev/null", "/dev/stdout", tmp_path / "pipe"):
+        with pytest.raises(UserError, match="is a device or a pipe, in whose place a file would come; name a file"):
+            check_output_file(place, overwrite=True)
 
 
 def test_a_file_that_another_process_has_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

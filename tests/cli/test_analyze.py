@@ -141,6 +141,12 @@ def test_the_system_prompt_is_that_of_training(runs: dict[str, Path], data: Path
     assert not np.allclose(sources[0], sources[2], atol=1e-2)
 
 
+def test_a_folder_that_can_not_be_made_is_named_before_any_record_is_read(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "file").touch()
+    assert analyze("--model_path", "nowhere", "--test_file", "none", "--output_dir", tmp_path / "file" / "a") == 2
+    assert f"can't be made, since {tmp_path}/file is a file; name another place" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("blank_picture")
 def test_an_earlier_analysis_is_kept(
     runs: dict[str, Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -151,6 +157,15 @@ def test_an_earlier_analysis_is_kept(
     assert len(before) == 3
     assert analyze(*flags, "--layer", 1) == 2
     assert "already exists; name another --output_dir or pass --overwrite" in capsys.readouterr().err
+    # Another process has written it meanwhile.
+    with monkeypatch.context() as context:
+        for file in before:
+            file.rename(file.with_suffix(".moved"))
+        context.setattr(
+            analysis, "fingerprint", lambda _: [file.with_suffix(".moved").rename(file) for file in before] and "0"
+        )
+        assert analyze(*flags) == 2
+        assert "already exists; name another --output_dir" in capsys.readouterr().err
     # An analysis that fails leaves everything as it was.
     assert analyze(*flags, "--layer", 9, "--overwrite") == 2
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before

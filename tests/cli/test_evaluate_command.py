@@ -92,6 +92,18 @@ def test_another_setting_is_refused_until_told_to_overwrite(files, capsys):
     assert ", task generic, model" in capsys.readouterr().out
 
 
+def test_a_summary_whose_lines_were_removed_is_kept(files, capsys):
+    assert evaluate(files) == 0
+    (lines,) = (files / "out").glob("*.jsonl")
+    lines.unlink()
+    (summary,) = (files / "out").glob("*.summary.json")
+    before = summary.read_bytes()
+    assert evaluate(files, "--task", "generic") == 2
+    assert f"{summary}: already exists, without the lines of {lines.name}; name another" in capsys.readouterr().err
+    assert summary.read_bytes() == before
+    assert evaluate(files, "--task", "generic", "--overwrite") == 0
+
+
 def test_help_and_a_finished_file_need_no_torch(files):
     assert evaluate(files) == 0
     code = (

@@ -117,6 +117,13 @@ def test_nothing_is_overwritten_unasked(files, capsys):
     with locked(files / "out.jsonl"):
         assert score(files, output, "--overwrite") == 2
     assert "out.jsonl: is in use by process" in capsys.readouterr().err
+    # The lines may have been removed, being large, and the summary kept.
+    (files / "out.jsonl").unlink()
+    summary = (files / "out.summary.json").read_bytes()
+    assert score(files, output) == 2
+    assert "out.summary.json: already exists, without the lines of out.jsonl; name another" in capsys.readouterr().err
+    assert (files / "out.summary.json").read_bytes() == summary
+    assert score(files, output, "--overwrite") == 0
     for name, words in (("test.jsonl", "is the test file"), ("predictions.jsonl", "is the file of predictions")):
         assert score(files, output, "--output_file", str(files / name)) == 2
         assert words in capsys.readouterr().err

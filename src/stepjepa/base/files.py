@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +31,9 @@ DISK_REMEDIES = {
     errno.EROFS: "name a place that can be written to",
 }
 """Number of an error of a full or failing disk -> what the user can do about it."""
+
+TEMPORARY = "{} (TMPDIR)"
+"""The folder for temporary files in messages, with the variable that moves it."""
 
 # Bytes left on a disk from which on it counts as full where a library does not say why it could not write.
 _FULL = 2**20
@@ -211,6 +215,13 @@ def naming_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         raise OSError(number, os.strerror(number), str(path)) from None
 
 
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder for temporary files, which is removed behind the block; errors of its disk name it."""
+    with naming_disk_errors(TEMPORARY.format(tempfile.gettempdir())), tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 def _free(path: str | os.PathLike[str]) -> int:
     """Return the bytes that are free on the disk of a path, which may not exist yet."""
     return shutil.disk_usage(_existing(Path(path))).free
@@ -240,13 +251,14 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
     """Open a temporary file that is renamed to ``path`` when the block ends without an error.
 
-    The folder is created if missing; the mode is ``"w"`` for UTF-8 text or ``"wb"`` for bytes.
+    The folder is created if missing; the mode is ``"w"`` for UTF-8 text or ``"wb"`` for bytes. If ``path`` is a link,
+    the file that it names is replaced, and the link stays.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
-        with naming_disk_errors(target), temporary.open(mode, encoding=None if "b" in mode else "utf-8") as stream:
+        with naming_disk_errors(path), temporary.open(mode, encoding=None if "b" in mode else "utf-8") as stream:
             yield stream
         temporary.replace(target)
     except BaseException as error:
@@ -254,7 +266,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename == str(temporary):
             # Users don't know the temporary file.
-            error.filename = str(target)
+            error.filename = str(path)
         raise
 
 
@@ -303,11 +315,14 @@ def check_output_file(path: str | os.PathLike[str], overwrite: bool = False) -> 
     """Return the path of an output file.
 
     Raises:
-        UserError: it is a folder, can't be written, or exists and ``overwrite`` is off.
+        UserError: it is a folder or a device, can't be written, or exists and ``overwrite`` is off.
     """
     target = Path(path)
     if target.is_dir():
         raise UserError("is a folder; name a file in it", path=target)
+    # Renaming a file to /dev/null would replace it for all programs; /dev/stdout is a link, perhaps to a file.
+    if target.exists() and (not target.is_file() or os.path.realpath(target.parent) == "/dev"):
+        raise UserError("is a device or a pipe, in whose place a file would come; name a file", path=target)
     if target.exists() and not overwrite:
         raise UserError("already exists; name another file or pass `overwrite`", path=target)
     check_writable(target)
@@ -341,7 +356,7 @@ def locked(folder: Path, patience: float = 0.5) -> Iterator[None]:
     """
     # Of what a link names: under both names it is one folder.
     place = Path(os.path.realpath(folder))
-    path = place.with_name(f".{place.name}.lock")
+    path = place.parent / f".{place.name}.lock"
     missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar, overload
 
-from stepjepa.base.files import naming_disk_errors
+from stepjepa.base.files import TEMPORARY, naming_disk_errors
 
 Item = TypeVar("Item")
 
@@ -31,7 +31,7 @@ class Spooled(Sequence[Item]):
         self._count = end = 0
         self._latest: tuple[int, list[Item]] = (-1, [])  # number and records of the block that was read last
         # Unbuffered, since it is read through a memory map.
-        with naming_disk_errors(f"{tempfile.gettempdir()} (TMPDIR)"), tempfile.TemporaryFile(buffering=0) as file:
+        with naming_disk_errors(TEMPORARY.format(tempfile.gettempdir())), tempfile.TemporaryFile(buffering=0) as file:
             while block := list(islice(waiting, BLOCK)):
                 data = memoryview(pickle.dumps(block, pickle.HIGHEST_PROTOCOL))
                 start = end

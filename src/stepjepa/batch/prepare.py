@@ -13,7 +13,6 @@ from dataclasses import replace
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import datasets
@@ -21,7 +20,7 @@ import pyarrow as pa
 from tqdm.auto import tqdm
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import atomic_write, write_json
+from stepjepa.base.files import atomic_write, temporary_folder, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.spool import BLOCK, Spooled
@@ -202,9 +201,9 @@ def _checksum(file: Path, about: JsonObject) -> str:
 
 def _settings(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
     """Return every setting of a tokenizer: name and SHA-256 of each file that it is saved as."""
-    with TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         tokenizer.save_pretrained(folder)
-        files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
+        files = sorted(file for file in folder.rglob("*") if file.is_file())
         return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import atomic_write, check_output_file
+from stepjepa.base.files import atomic_write, check_output_file, claimed_output
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, spelled, visible_lines
 from stepjepa.cli.commands import Command
@@ -51,7 +51,7 @@ def compare_runs(args: argparse.Namespace) -> JsonObject | int:
     comparison = compare(args.runs, **choices)
     text = spelled(as_text(comparison, details=True) if args.details else FORMATS[args.format](comparison))
     if args.output_file is not None:
-        with atomic_write(args.output_file) as stream:
+        with claimed_output(args.output_file, args.overwrite), atomic_write(args.output_file) as stream:
             stream.write(text)
         print(f"written: {args.output_file}")
     elif not args.json:
@@ -59,7 +59,7 @@ def compare_runs(args: argparse.Namespace) -> JsonObject | int:
         if args.format == "text" and not args.details:
             print("more figures: the same command with --details", file=sys.stderr)
     if args.plot is not None:
-        with atomic_write(args.plot, "wb") as stream:
+        with claimed_output(args.plot, args.overwrite), atomic_write(args.plot, "wb") as stream:
             stream.write(picture(comparison, Path(args.plot).suffix.lower()[1:]))
         print(f"written: {args.plot}", file=sys.stderr)
     return json.loads(text) if args.json and args.output_file is None else 0

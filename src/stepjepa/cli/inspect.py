@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from stepjepa.base.counting import counted
 from stepjepa.base.errors import one_line, visible
-from stepjepa.base.files import check_output_file
+from stepjepa.base.files import check_output_file, claimed_output
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, spelled
 from stepjepa.chat.unused import NOT_USED
@@ -54,7 +54,8 @@ def inspect(args: argparse.Namespace) -> JsonObject:
     if args.png is not None:
         from stepjepa.inspection.tree_picture import write_png
 
-        write_png(inspection, args.png, title(inspection))
+        with claimed_output(args.png, args.overwrite):
+            write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)
     return {"model": str(run.model_name), **asdict(inspection)}
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError, visible
-from stepjepa.base.files import check_output_file, existing_file, write_jsonl
+from stepjepa.base.files import check_output_file, claimed_output, existing_file, write_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags
@@ -81,7 +81,8 @@ def run(args: argparse.Namespace) -> JsonObject:
         for query, row in zip(queries, index.search(queries, args.k), strict=True)
     ]
     if args.output_file is not None:
-        write_jsonl(args.output_file, results)
+        with claimed_output(args.output_file, args.overwrite):
+            write_jsonl(args.output_file, results)
         searched = "1 query" if len(results) == 1 else f"{len(results):,} queries"
         print(f"{searched} in {counted(len(index.texts), 'distinct text')}; written: {args.output_file}")
     else:

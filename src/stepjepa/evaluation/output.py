@@ -36,6 +36,12 @@ def meta_file(output: str | os.PathLike[str]) -> Path:
     return Path(output).with_name(f"{Path(output).name}.meta.json")
 
 
+def check_summary(output: str | os.PathLike[str]) -> None:
+    """Raise ``UserError`` if a file of lines that is not there has a summary, which somebody has kept."""
+    if (summary := summary_file(output)).exists() and not Path(output).exists():
+        raise UserError(f"already exists, without the lines of {Path(output).name}; {_ANEW}", path=summary)
+
+
 class OutputFile:
     """The lines of an evaluation, one JSON object for each example.
 
@@ -63,7 +69,10 @@ class OutputFile:
 
     def read(self) -> None:
         """Read the finished lines, unless they are to be replaced; ``UserError`` if they are of another evaluation."""
-        if self._overwrite or not self.path.exists():
+        if self._overwrite:
+            return
+        if not self.path.exists():
+            check_summary(self.path)
             return
         self.done = {}
         if not self._meta_file.is_file():
@@ -72,11 +81,16 @@ class OutputFile:
         begun = read_json_object(self._meta_file, "file", _ANEW).get("identity") or {}
         if changed := [name for name, value in self._identity.items() if begun.get(name) != value]:
             raise UserError(f"was begun with another {', '.join(changed)}; {_ANEW}", path=self.path)
-        # An evaluation that was killed may have left half a line.
-        content = self.path.read_bytes()
-        if not content.endswith(b"\n"):
-            os.truncate(self.path, content.rfind(b"\n") + 1)
-        for number, line in read_jsonl(self.path):
+        # What follows is half a line of an evaluation that was killed, or of one that is writing it now.
+        whole = self.path.read_bytes().count(b"\n")
+
+        def refuse_whole(error: UserError) -> None:
+            if error.line is not None and error.line <= whole:
+                raise error
+
+        for number, line in read_jsonl(self.path, on_error=refuse_whole):
+            if number > whole:
+                break
             index = line.get("index")
             expected = isinstance(index, int) and index in self._indices and index not in self.done
             if not expected or not line.keys() >= _FIELDS:
@@ -101,6 +115,8 @@ class OutputFile:
                 self.summary_file.unlink(missing_ok=True)
                 if not self.done:
                     self.path.unlink(missing_ok=True)
+                elif not (content := self.path.read_bytes()).endswith(b"\n"):
+                    os.truncate(self.path, content.rfind(b"\n") + 1)
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self._meta_file, {"identity": self._identity})
                 self._begun = True

@@ -15,7 +15,7 @@ from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.reading_notes import tell_unused
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.judging import Question, judge
-from stepjepa.evaluation.output import meta_file, summary_file
+from stepjepa.evaluation.output import check_summary, meta_file, summary_file
 from stepjepa.evaluation.selection import Selection
 from stepjepa.evaluation.settings import ScoreSettings
 from stepjepa.models.sampling import Answer
@@ -27,6 +27,8 @@ _CHUNK = 128  # records scored between two updates of the progress bar; a task m
 def score_predictions(settings: ScoreSettings) -> JsonObject:
     """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary."""
     with claimed_output(settings.output_file, settings.overwrite):
+        if not settings.overwrite:
+            check_summary(settings.output_file)
         return _score_predictions(settings)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError, raising_user_errors
-from stepjepa.base.files import atomic_write, fingerprint, json_text, locked
+from stepjepa.base.files import atomic_write, check_output_file, fingerprint, json_text, locked
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import Dtype, JepaConfig, Pooling
@@ -100,9 +100,7 @@ def output_files(folder: str | os.PathLike[str]) -> list[Path]:
 def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     """Embed the test records with each model; write numbers, data and pictures to ``settings.output_dir``."""
     files = output_files(settings.output_dir)
-    existing = [file for file in files if file.exists()]
-    if existing and not settings.overwrite:
-        raise UserError("already exists; name another `output_dir` or pass `overwrite`", path=existing[0])
+    _check_free(files, settings.overwrite)
     # Before records are read, which may take minutes.
     for path in settings.model_path:
         check_trained(path)
@@ -119,8 +117,18 @@ def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     }
     figure = draw_projection(points, settings.t_sne_type, Path(settings.test_file).name, settings.seed)
     with locked(Path(settings.output_dir)):
+        # Another analysis may have been written meanwhile.
+        _check_free(files, settings.overwrite)
         _write(files, models, figure, settings, digest)
     return models
+
+
+def _check_free(files: Sequence[Path], overwrite: bool) -> None:
+    """Raise ``UserError`` if one of the files of an analysis exists, or none can be written."""
+    for file in files:
+        if file.exists() and not overwrite:
+            raise UserError("already exists; name another `output_dir` or pass `overwrite`", path=file)
+        check_output_file(file, overwrite=True)
 
 
 def _write(

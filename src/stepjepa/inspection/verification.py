@@ -6,7 +6,6 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepjepa.base.counting import counted
+from stepjepa.base.files import temporary_folder
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.mask import Kernel
 from stepjepa.batch.micro_batch import Batch
@@ -142,7 +142,7 @@ def check_end_of_turn(subject: Subject) -> str:
 
 def check_served_folder(subject: Subject) -> str:
     """Check that plain transformers makes the prompts of training from a saved folder, and stops where turns end."""
-    with TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         subject.tokenizer.save_pretrained(folder)
         if subject.model.generation_config is not None:
             subject.model.generation_config.save_pretrained(folder)

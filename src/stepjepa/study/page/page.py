@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import atomic_write, check_output_file
+from stepjepa.base.files import atomic_write, check_output_file, claimed_output
 from stepjepa.base.terminal import visible_lines
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.comparison import compare
@@ -62,7 +62,7 @@ def write_page(
     page = make_page(read_runs(runs), baseline, analysis, mixed_runs=mixed_runs, notes=missing)
     # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
     content = page.encode("utf-8", errors="replace")
-    with atomic_write(target, "wb") as stream:
+    with claimed_output(target, overwrite), atomic_write(target, "wb") as stream:
         stream.write(content)
     print(f"written: {visible_lines(str(target))} ({len(content) / 1e6:.1f} MB); open it in a browser")
 
