@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 import tiny
-from stepjepa.base.files import fingerprint, write_json, write_jsonl
+from stepjepa.base.files import fingerprint, locked, write_json, write_jsonl
 from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.main import main
 from stepjepa.running.repeat import recorded_settings
@@ -70,6 +70,19 @@ def changed(folder: Path, tmp_path: Path, settings: dict[str, Any] | None = None
     write_json(tmp_path / "run" / "run.json", {**run, **values})
     (tmp_path / "run" / "run.yaml").write_text(yaml.safe_dump({**config, **(settings or {})}))
     return tmp_path / "run"
+
+
+def test_a_checkpoint_that_another_process_is_writing_is_left_alone(tmp_path: Path, capsys: Any) -> None:
+    run, new = tmp_path / "run", tmp_path / "again"
+    part = new / ".saving" / "checkpoint-1" / "model.safetensors"
+    part.parent.mkdir(parents=True)
+    part.touch()
+    for folder in (run, new):
+        write_json(folder / "run.json", {})
+    with locked(new):
+        assert main(["rerun", str(run), "--output_dir", str(new), "--resume_from_checkpoint", "auto"]) == 2
+    assert f"{new}: is in use by process" in capsys.readouterr().err
+    assert part.exists()
 
 
 def of_first_edition(place: Path, arguments: list[Any]) -> Path:

@@ -265,6 +265,13 @@ def test_a_folder_that_no_sweep_made_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="jepa_lbd1/seed2: is no run of this sweep"):
         sweep(folder_of(tmp_path, trials), trials)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["thesis.txt"]
+    (tmp_path / "jepa_lbd1/seed2/thesis.txt").unlink()
+    for name in ("sweep.json", "jepa_lbd1/seed2.yaml", "jepa_lbd1/seed2.log", "jepa_lbd1/seed2.trial.json"):
+        (tmp_path / name).write_text("[]")
+        with pytest.raises(UserError, match=f"{name}: was not written by this sweep, and would be written over; move"):
+            sweep(folder_of(tmp_path, trials), trials)
+        assert (tmp_path / name).read_text() == "[]"
+        (tmp_path / name).unlink()
     # ``compare`` would read the folder of a run as that run.
     (tmp_path / "run" / "run.json").parent.mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")

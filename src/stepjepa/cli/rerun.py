@@ -5,11 +5,12 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import chdir
+from contextlib import chdir, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepjepa.base.errors import UserError, visible
+from stepjepa.base.files import locked
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import log_to_stderr
@@ -47,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
 
     folder = Path(args.folder).absolute()
     old, new = read_run(folder), Path(args.output_dir or f"{folder}-rerun").absolute()
-    open_run_folder(str(new), args.resume_from_checkpoint)
+    # Locked: another process may be writing a checkpoint there, which would be taken for the remains of a killed one.
+    with locked(new) if is_main_process() else nullcontext():
+        open_run_folder(str(new), args.resume_from_checkpoint)
     settings = _settings_of(folder, old, trusted=args.trust_folder)
     moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
     moved = {name: str(Path(path).absolute()) if Path(path).exists() else path for name, path in moved.items() if path}

@@ -103,7 +103,7 @@ def _is_sweep(folder: Path) -> bool:
 
 
 def _read_sweep(folder: Path) -> _SweepFile:
-    return read_json(_SweepFile, folder / SWEEP_FILE, "file of a sweep", "start the sweep again")
+    return read_json(_SweepFile, folder / SWEEP_FILE, "file of a sweep", "move it away and start the sweep again")
 
 
 def _is_finished(folder: Path, trial: _SweepTrial) -> bool:

@@ -20,6 +20,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.store.environment import versions
 from stepjepa.store.folder import RUN_FILE, SUMMARY
 from stepjepa.study.grid import Trial
+from stepjepa.study.run_folders import SWEEP_FILE
 from stepjepa.study.trial_record import BEGUN, FAILED, FINISHED, NEW, RECORD, read_trial_record, record_file
 
 # -P: as with the installed command, a file in the current folder must not shadow a module.
@@ -30,6 +31,8 @@ EVALUATION = "test"
 _FLOAT = re.compile(r"(?<![\w.])[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)?(?![\w.])")
 _GROUPED = re.compile(r"(?<==)[0-9]+(?:_[0-9]+)+(?= )")
 _SWITCH = re.compile(r"(?<==)(?:True|False)(?= )")
+
+_FOREIGN = "was not written by this sweep, and would be written over; move it or name another `output_dir`"
 
 # Most changed settings that an error names.
 _MOST_CHANGES = 4
@@ -80,10 +83,14 @@ class SweepFolder:
         """Return the state of each trial by name.
 
         Raises:
-            UserError: a trial was begun with other flags, or its folder, or the whole one, holds a run of no sweep.
+            UserError: a trial was begun with other flags, or its folder, or the whole one, holds a run of no sweep, or
+                a file that the sweep would write over.
         """
         if (self.path / RUN_FILE).is_file():
             raise UserError("is the folder of a run; name a folder for the sweep alone", path=self.path)
+        sweep = self.path / SWEEP_FILE
+        if sweep.exists() and not json_or_empty(sweep).keys() >= {"grid", "trials"}:
+            raise UserError(_FOREIGN, path=sweep)
         return {trial.name: self._state(trial) for trial in trials}
 
     def _state(self, trial: Trial) -> str:
@@ -92,6 +99,9 @@ class SweepFolder:
         if not record:
             if run.exists() and (not run.is_dir() or any(run.iterdir())):
                 raise UserError("is no run of this sweep; move it or name another `output_dir`", path=run)
+            for file in (self.settings_file(trial), self.log_file(trial), record_file(self.path, trial.name)):
+                if file.exists():
+                    raise UserError(_FOREIGN, path=file)
             return NEW
         self._check_same_training(trial, record)
         self._check_same_evaluation(trial, record)
