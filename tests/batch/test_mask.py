@@ -76,6 +76,20 @@ def test_blocks_are_those_of_the_dense_mask(seed: int, isolated: bool) -> None:
         assert torch.equal(result.partial, slow.partial)
 
 
+@pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 2, 2 * BLOCK - 1, 2 * BLOCK])
+def test_a_sequence_that_ends_at_the_edge_of_a_block_is_seen_up_to_there(length: int) -> None:
+    """And a stranger behind it: one column more or less makes a block a full one, or hides it."""
+    columns = torch.arange(2 * BLOCK)[None]
+    trees = Trees(torch.zeros_like(columns), torch.where(columns < length, length, 2 * BLOCK), columns)
+    result, slow = blocks(trees, exact=True), slow_blocks(dense(trees)[:, 0])
+    assert torch.equal(result.full, slow.full)
+    assert torch.equal(result.partial, slow.partial)
+    # Where something else hides keys, no block is full.
+    hidden = blocks(trees, exact=False)
+    assert not hidden.full.any()
+    assert torch.equal(hidden.partial, slow.partial | slow.full)
+
+
 def test_lengths_are_few_and_grow_by_little() -> None:
     sizes = [static_length(length) for length in range(1, 9000)]
     assert all(size >= length for length, size in enumerate(sizes, 1))

@@ -42,13 +42,13 @@ CONFIG = JepaConfig(mode="llm-jepa", predictors=0)
 
 
 def test_metrics_by_hand() -> None:
-    result = metrics([np.array([1]), np.array([3]), np.array([2, 5, 17]), np.array([11])])
-    assert result["hits_at_1"].tolist() == [1, 0, 0, 0]
-    assert result["hits_at_10"].tolist() == [1, 1, 1, 0]
-    assert result["mrr"] == pytest.approx([1, 1 / 3, 1 / 2, 1 / 11])
+    result = metrics([np.array([1]), np.array([3]), np.array([2, 5, 17]), np.array([10]), np.array([11])])
+    assert result["hits_at_1"].tolist() == [1, 0, 0, 0, 0]
+    assert result["hits_at_10"].tolist() == [1, 1, 1, 1, 0]
+    assert result["mrr"] == pytest.approx([1, 1 / 3, 1 / 2, 1 / 10, 1 / 11])
     # Gains 1 / log2(1 + rank); three right candidates gain at most 1 + 1 / log2(3) + 1 / 2.
     third = (1 / math.log2(3) + 1 / math.log2(6)) / (1 + 1 / math.log2(3) + 0.5)
-    assert result["ndcg_at_10"] == pytest.approx([1, 1 / 2, third, 0])
+    assert result["ndcg_at_10"] == pytest.approx([1, 1 / 2, third, 1 / math.log2(11), 0])
 
 
 def slow_ranks(source: Any, candidates: Any, right: list[int]) -> list[int]:
@@ -115,6 +115,14 @@ def test_the_interval_is_that_of_scipy() -> None:
     assert score == mean_over_queries(values, np.arange(97))
     # Each value four times in its record tells no more than once; by itself, it would halve the interval.
     assert mean_over_queries(np.repeat(values, 4), np.repeat(np.arange(97), 4)) == pytest.approx(score)
+
+
+def test_the_interval_is_of_the_mean_over_queries_where_records_have_unequally_many() -> None:
+    """Of 26 records half have seven queries, all right, and half have one, which is wrong: 7/8, not one half."""
+    counts = np.tile([7, 1], 13)
+    score = mean_over_queries(np.repeat(np.tile([1.0, 0.0], 13), counts), np.repeat(np.arange(26), counts))
+    assert score["mean"] == 7 / 8
+    assert 0.7 < score["low"] < 7 / 8 < score["high"] < 1
 
 
 def test_a_share_has_wilsons_interval_also_where_all_queries_agree() -> None:

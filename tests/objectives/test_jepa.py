@@ -238,6 +238,15 @@ def test_every_step_is_embedded_as_in_its_pairs(tiny_tokenizer: Any) -> None:
     assert jepa.embed([]).shape == (0, 33)
 
 
+def test_targets_are_the_same_by_their_own_tokens_whatever_chat_they_stand_in(tiny_tokenizer: Any) -> None:
+    answers = "One.\n\nTwo.\n\nThree.", "Four.\n\nTwo.\n\nFive."
+    some = [make_record("Add.", question, answer) for question, answer in zip(("1?", "And 2?"), answers, strict=True)]
+    for reverse, expected in ((False, [0, 1, 0, 3]), (True, [0, 1, 2, 1])):
+        pairs = prepared(tiny_tokenizer, reverse_pred=reverse)[1].embed_pairs(some)
+        assert (pairs.record.tolist(), pairs.pair.tolist()) == ([0, 0, 1, 1], [1, 2, 1, 2])
+        assert pairs.same_target.tolist() == expected
+
+
 def test_embedding_leaves_a_model_in_training_as_it_is(tiny_tokenizer: Any) -> None:
     model = make_model("gpt2", resid_pdrop=0.5)
     jepa = Jepa(model, tiny_tokenizer, JepaConfig())

@@ -72,6 +72,14 @@ CASES: list[tuple[str, View, View, Any, ReadoutOptions, Read, Read]] = [
         *(([*BEHIND, 52, 53], 10, 11), ([*TEMPLATED, 61], 8, 9)),
     ),
     ("means", ASKED_BEHIND, ANSWER, PREDICTORS, ReadoutOptions(mean=True), (BEHIND, 6, 9), (TEMPLATED, 1, 8)),
+    (
+        *("means, in front", ASKED_FRONT, ANSWER, PREDICTORS, ReadoutOptions(front=True, mean=True)),
+        *((FRONT, 5, 9), (TEMPLATED, 1, 8)),
+    ),
+    (
+        *("means, reversed", ASKED, ANSWER_BEHIND, PREDICTORS, ReadoutOptions(reverse=True, mean=True)),
+        *((REVERSED, 8, 11), (ALONE, 2, 6)),
+    ),
     ("means, K 0", ASKED, ANSWER, NONE, ReadoutOptions(mean=True), (ALONE, 2, 6), (TEMPLATED, 1, 8)),
     (
         *("in the chat", QUESTION, ANSWER, PREDICTORS, ReadoutOptions()),
@@ -85,6 +93,10 @@ CASES: list[tuple[str, View, View, Any, ReadoutOptions, Read, Read]] = [
     (
         *("steps, in front", STEPS[0], STEPS[1], PREDICTORS, ReadoutOptions(front=True)),
         *(([*MAIN[:8], 90, 91, 92, 8, 9, 10], 13, 14), ([11, 12], 1, 2)),
+    ),
+    (
+        *("means of steps, in front", STEPS[0], STEPS[1], PREDICTORS, ReadoutOptions(front=True, mean=True)),
+        *(([*MAIN[:8], 90, 91, 92, 8, 9, 10], 11, 14), ([11, 12], 0, 2)),
     ),
     (
         *("steps, reversed", STEPS[0], STEPS[1], PREDICTORS, ReadoutOptions(reverse=True)),
