@@ -83,6 +83,9 @@ def test_views_of_the_first_epochs_only() -> None:
     result = [steps(epoch(number, **options), 8, 1, 1) for number in range(3)]
     views = [[{key.with_views for key in step} for step in number] for number in result]
     assert views == [[{True}] * 5, [{True}] * 4 + [{False}], [{False}] * 5]
+    # An epoch begins with its number: one epoch is the first one, and no step more.
+    assert {key.with_views for key in epoch(lengths=[7] * 35, jepa_epochs=1.0)} == {True}
+    assert not any(key.with_views for key in epoch(1, lengths=[7] * 35, jepa_epochs=1.0))
     dropped, remaining = (
         [key.with_views for key in epoch(lengths=[7] * 800, jepa_ratio=0.5, jepa_epochs=end)] for end in (0.5, None)
     )
@@ -104,7 +107,8 @@ def test_sequential_keeps_the_files_order_of_steps() -> None:
 
 def test_the_order_is_the_one_of_published_runs() -> None:
     """Runs can be repeated with later versions: permutation and draws are fixed."""
-    keys = epoch(1, lengths=[7] * 12, records_per_step=4, seed=5, jepa_ratio=0.5, sort_by_length=False)
-    assert [key.record for key in keys] == np.random.default_rng([5, 1]).permutation(12).tolist()
-    assert [key.with_views for key in keys[::4]] == [hashed_uniform(5, 1, number) < 0.5 for number in range(3)]
+    keys = epoch(1, lengths=[7] * 44, records_per_step=4, seed=5, jepa_ratio=0.5, sort_by_length=False)
+    assert [key.record for key in keys] == np.random.default_rng([5, 1]).permutation(44).tolist()
+    views, other = ([hashed_uniform(5, number, step) < 0.5 for step in range(11)] for number in (1, 0))
+    assert [key.with_views for key in keys[::4]] == views != other
     assert hashed_uniform(7, 1, 2) == 0.43626019851248604

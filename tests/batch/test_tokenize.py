@@ -180,6 +180,15 @@ def test_truncation_leaves_no_label_beyond_the_cut(labels: str, trained_tokenize
         assert cut.prompt.tolist() == [place for place in whole.prompt.tolist() if place + 1 < length]
 
 
+def test_a_question_that_is_cut_has_no_prompt_label_beyond_the_cut(trained_tokenizer: Any) -> None:
+    options: dict[str, Any] = {"mode": "regular", "labels": "all", "over_length": "truncate"}
+    alone = tiny.make_record("S", "why is it so?", "so")
+    (whole,) = make(trained_tokenizer, [alone], **options)
+    for limit in range(2, len(whole.ids)):
+        (cut,) = make(trained_tokenizer, [alone], max_length=limit, **options)
+        assert cut.prompt.tolist() == [place for place in whole.prompt.tolist() if place + 1 < limit]
+
+
 def test_over_length(trained_tokenizer: Any) -> None:
     (whole,) = make(trained_tokenizer, [CHAT], mode="step-jepa")
     length, short = len(whole.ids), tiny.make_record("S", "q", "a\n\nb")

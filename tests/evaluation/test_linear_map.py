@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,23 @@ def test_questions_of_the_test_file_are_not_fitted_on(jepa: Jepa) -> None:
         UserError, match=r"known.jsonl: has 19 records of some kind; a linear map is fitted on at least"
     ):
         fit_map(embedder, known[1:], places_to_try(CONFIG, None), file="known.jsonl", kind="records of some kind")
+
+
+def test_records_that_choose_the_penalty_are_none_that_the_maps_to_choose_from_know() -> None:
+    asked: list[set[str]] = []
+
+    class Watched:
+        reader = SimpleNamespace(config=CONFIG)
+
+        def at(self, given: Sequence[Record], places: Sequence[ReadoutPlace]) -> dict[ReadoutPlace, ViewEmbeddings]:
+            asked.append({str(record.messages) for record in given})
+            drawn = np.random.default_rng(len(given)).normal(size=(2, len(given), 3))
+            return {place: pairs(*drawn) for place in places}
+
+    fitted = fit_map(Watched(), records(TWENTY, "known"), places_to_try(CONFIG, None), file=None)  # type: ignore[arg-type]
+    known, held_out, every = asked
+    assert (len(known), len(held_out), len(every), fitted.records) == (18, 2, 20, 20)
+    assert not known & held_out
 
 
 def test_records_without_a_pair_are_counted_by_file_and_noted(jepa: Jepa, capsys: pytest.CaptureFixture[str]) -> None:
