@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import tiny
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.views.layouts import LAYOUTS
 from stepjepa.views.sequences import SampledRecord, TokenSequence
 
 CONFIGURATIONS = {
@@ -114,6 +116,22 @@ def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trai
     assert (batch.num_records, batch.num_without_pair) == (5, sum(not record.pairs for record in records))
 
 
+def test_a_layout_may_place_sources_and_targets_in_different_orders(
+    trained_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def targets_backwards(*given: Any) -> list[TokenSequence]:
+        main, *views = LAYOUTS["branched"].place(*given)
+        return [main, *views[::2], *views[-1::-2]]
+
+    monkeypatch.setitem(LAYOUTS, "backwards", replace(LAYOUTS["branched"], place=targets_backwards))
+    items = [SampledRecord(record) for record in tiny.tokenized(trained_tokenizer, CONFIGURATIONS["steps"])]
+    assert max(len(item.record.pairs) for item in items) > 1
+    collator = tiny.collator(trained_tokenizer, CONFIGURATIONS["steps"])
+    keys = replace(collator, layout="backwards")(items).pair_keys
+    assert torch.equal(keys, collator(items).pair_keys)
+    assert len({tuple(key) for key in keys.tolist()}) == len(keys)
+
+
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_tokens_are_counted_without_padding(name: str, trained_tokenizer: Any) -> None:
     pad = tiny.VOCABULARY - 1
@@ -121,6 +139,7 @@ def test_tokens_are_counted_without_padding(name: str, trained_tokenizer: Any) -
     real = int((batch.input_ids != pad).sum())
     assert real < batch.input_ids.numel(), "nothing is padded"
     assert batch.num_tokens == real
+    assert not len(batch.prompt_ids) and not len(batch.prompt_index), "nobody asked for prompt labels"
 
 
 def test_sequences_beyond_the_models_positions_are_refused(trained_tokenizer: Any) -> None:
