@@ -36,6 +36,7 @@ from stepjepa.models.encoded import Encoded, pool_readouts
 from stepjepa.models.loading import add_lora
 from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.term import Context
 from stepjepa.training.trainer import JepaTrainer
 
 ModelFactory = Callable[..., Any]
@@ -217,6 +218,21 @@ def test_states_are_those_of_the_averaged_model(encoding: str, layer: int, train
     assert not torch.allclose(result, before, atol=1e-2)
 
 
+def test_averaged_targets_are_read_where_embeddings_are(tiny_model: ModelFactory, batch: Batch) -> None:
+    model, asked = ready(tiny_model), list[int]()
+    average = torch.randn(batch.input_ids.numel(), 33, generator=torch.Generator().manual_seed(7))
+
+    def ema_states(given: Batch, layer: int) -> Tensor:
+        assert given is batch
+        asked.append(layer)
+        return average
+
+    context = Context(ema_states=ema_states)
+    losses = jepa_loss(model, batch, Objective([Alignment()], layer=1), context=context)
+    assert asked == [1]
+    assert torch.equal(losses.target, average[batch.target_index])
+
+
 def test_half_precision_keeps_its_average_in_single() -> None:
     model = torch.nn.Linear(1, 1, bias=False).bfloat16()
     torch.nn.init.constant_(model.weight, 1.0)
@@ -226,6 +242,8 @@ def test_half_precision_keeps_its_average_in_single() -> None:
         encoder.update(model)
     assert encoder._average["weight"].item() == pytest.approx(2 - 0.999**3, abs=1e-6)
     assert next(encoder._model.parameters()).dtype == torch.bfloat16
+    # Without dropout, whatever the model that is trained has.
+    assert model.training and not encoder._model.training
 
 
 def test_what_an_adapter_leaves_frozen_is_shared(tiny_tokenizer: Any) -> None:

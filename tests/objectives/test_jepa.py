@@ -62,6 +62,18 @@ def test_a_call_is_a_step_counted_from_0_unless_it_names_one(name: str, tiny_tok
     assert len(set(result)) == 3
 
 
+def test_the_seed_and_the_progress_are_those_that_it_was_told(tiny_tokenizer: Any) -> None:
+    model = make_model("llama")
+    settings = CONFIG | {"lbd_schedule": "cosine", "stp": 0.5}
+    first, other = (Jepa(model, tiny_tokenizer, JepaConfig(**settings), seed=seed) for seed in (5, 7))
+    batch = first.collate(records())
+    begin, half, end = (first(model, batch, step=0, progress=progress) for progress in (0.0, 0.5, 1.0))
+    others = begin.parts["lm_loss"].item() + 0.5 * begin.parts["stp_loss"].item()
+    weights = [(each.loss.item() - others) / each.parts["jepa_loss"].item() for each in (begin, half, end)]
+    assert weights == pytest.approx([0.7, 0.35, 0.0], abs=1e-4)
+    assert other(model, batch, step=0).parts["stp_loss"].item() != begin.parts["stp_loss"].item()
+
+
 def test_rows_are_packed_for_the_accelerator_that_the_model_will_move_to(
     tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
