@@ -17,6 +17,8 @@ from stepjepa.batch.tokenize import WITHOUT_PAIR, RecordTokenizer
 from stepjepa.batch.view_text import step_views
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.tokens import Piece, Tokens
+from stepjepa.chat.turn_text import Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
 from stepjepa.views.layouts import LAYOUTS, Layout
@@ -156,6 +158,14 @@ def test_steps_are_views_in_the_main_text(trained_tokenizer: Any) -> None:
     turn = maker.turns(CHAT)[-1]
     for step, view in zip(step_views(turn, "blank"), (first, second), strict=True):
         assert step.place(maker._texts([turn.text], [turn.spans])[0]) == (view.start, view.end)
+
+
+def test_a_token_that_reaches_into_the_next_step_belongs_to_the_one_in_which_it_begins() -> None:
+    text = "one\n\n two"
+    offsets = [(0, 3), (3, 6), (6, 9)]  # the blank line and the blank behind it are one token
+    tokens = Tokens([Piece(np.arange(3, dtype=np.int32), offsets, len(text))])
+    turn = Turn(0, text, 0, ((0, len(text)),), (0, 0), (), "")
+    assert [step.place(tokens) for step in step_views(turn, "blank")] == [(0, 2), (2, 3)]
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------

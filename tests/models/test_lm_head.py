@@ -113,6 +113,17 @@ def test_in_sixteen_bits(chunk: int, autocast: bool) -> None:
         assert float((ours - true).norm()) <= 1.5 * float((theirs - true).norm()) + 1e-6
 
 
+def test_many_chunks_in_sixteen_bits_are_added_up_in_single_precision() -> None:
+    """One contribution after the other, to a sum in bfloat16, would come to a halt at 256 of them."""
+    count = 1031
+    weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    states, none = torch.ones(count, 1, dtype=torch.bfloat16), torch.zeros(count, dtype=torch.long)
+    summed_cross_entropy(states, (weight, None), none, torch.arange(count), chunk=1).backward()
+    # Each of both tokens has one half of the probability.
+    assert weight.grad is not None
+    assert weight.grad.flatten().tolist() == pytest.approx([-count / 2, count / 2], rel=0.01)
+
+
 def test_only_what_is_trained_gets_a_gradient() -> None:
     states, head, labels, rows = drawn()
     head.requires_grad_(False)

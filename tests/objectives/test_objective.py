@@ -51,14 +51,14 @@ class ByHand:
 
 
 def batch(**changes: Any) -> Batch:
-    """Two pairs, labels 1 and 0 at two places, of which the prompt has its own; one record of five tokens."""
+    """Two pairs, labels 1, 0 and 0 at two places, five of the prompt at one of its own; one record of five tokens."""
     result = {
         "head_index": torch.tensor([1, 4]),
-        "label_row": torch.tensor([0, 1]),
-        "label_ids": torch.tensor([1, 0]),
+        "label_row": torch.tensor([0, 1, 1]),
+        "label_ids": torch.tensor([1, 0, 0]),
         "prompt_index": torch.tensor([2]),
-        "prompt_row": torch.tensor([0, 0]),
-        "prompt_ids": torch.tensor([2, 2]),
+        "prompt_row": torch.tensor([0] * 5),
+        "prompt_ids": torch.tensor([2] * 5),
         "source_index": torch.tensor([0, 1]),
         "target_index": torch.tensor([2, 3]),
         "source_key": torch.tensor([11, 12]),
@@ -80,18 +80,18 @@ def sums(
 
 def test_losses_on_tokens_by_hand() -> None:
     result = sums(LMLoss(), PromptLoss())
-    assert result["lm_loss"].item() == pytest.approx(math.log(3) + math.log(2))
-    assert result["prompt_loss"].item() == pytest.approx(2 * math.log(4))
-    assert Objective([LMLoss(), PromptLoss()]).counts([batch(), batch()]) == {"lm_loss": 4, "prompt_loss": 4}
+    assert result["lm_loss"].item() == pytest.approx(math.log(3) + 2 * math.log(2))
+    assert result["prompt_loss"].item() == pytest.approx(5 * math.log(4))
+    assert Objective([LMLoss(), PromptLoss()]).counts([batch(), batch()]) == {"lm_loss": 6, "prompt_loss": 10}
 
 
 def test_means_and_weights_by_hand() -> None:
     objective = Objective([LMLoss(0.5), Alignment(2.0, Cosine())])
     result = objective.sums(ByHand(), batch(), Context())  # type: ignore[arg-type]
     means = objective.means(result, objective.counts([batch()]))
-    assert means["lm_loss"].item() == pytest.approx((math.log(3) + math.log(2)) / 2)
+    assert means["lm_loss"].item() == pytest.approx((math.log(3) + 2 * math.log(2)) / 3)
     assert means["jepa_loss"].item() == pytest.approx(1.04 / 2)
-    assert means["loss"].item() == pytest.approx(0.5 * math.log(6) / 2 + 2.0 * 0.52)
+    assert means["loss"].item() == pytest.approx(0.5 * math.log(12) / 3 + 2.0 * 0.52)
     # Counts of a longer step; and nothing to count counts as one.
     assert objective.means(result, {"lm_loss": 8, "jepa_loss": 0})["jepa_loss"].item() == pytest.approx(1.04)
 
