@@ -214,6 +214,8 @@ def test_a_second_process_is_told_who_holds_the_lock_and_a_kill_frees_it(tmp_pat
         message = rf"is in use by process {first.pid} on "
         with pytest.raises(UserError, match=message), locked(folder, patience=0):
             pass
+        # Another user of a shared folder must be able to open the file, to see that it is held.
+        assert (folder.parent / ".a.lock").stat().st_mode & 0o777 == 0o666
         first.send_signal(signal.SIGKILL)
     with locked(folder, patience=5):
         pass

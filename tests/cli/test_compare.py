@@ -38,6 +38,14 @@ def test_every_format_to_the_terminal_or_a_file(runs, tmp_path, capsys):
         assert file.read_text(encoding="utf-8") == printed
 
 
+def test_a_damaged_line_of_answers_is_named_with_what_to_do(runs, capsys):
+    answers = runs[1] / "test.jsonl"
+    answers.write_text(answers.read_text(encoding="utf-8")[:-9], encoding="utf-8")
+    assert compare(*runs) == 2
+    error = capsys.readouterr().err
+    assert f"{answers}:4: not valid JSON" in error and error.endswith("evaluate the run again, with --overwrite\n")
+
+
 def test_the_folder_of_a_sweep_stands_for_its_runs(runs, tmp_path, capsys):
     """Under the names of its arms, against its baseline, though there is a second arm of plain training."""
     for seed, right in enumerate(("1100", "1101"), start=1):

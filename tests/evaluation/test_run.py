@@ -214,6 +214,10 @@ def test_a_file_of_another_kind_or_with_a_damaged_line_is_left_alone(loaded, tes
         write_jsonl(path, [*lines[:2], damaged, *lines[3:]])
         with pytest.raises(UserError, match=r"out\.jsonl:3: is no line of this evaluation; remove it, or"):
             Evaluation(settings(test_file))
+    path.write_text(path.read_text(encoding="utf-8").replace("{", "", 1), encoding="utf-8")
+    told = r"out\.jsonl:1: not valid JSON .*; remove the line, or name another `output_file`, or pass `overwrite`"
+    with pytest.raises(UserError, match=told):
+        Evaluation(settings(test_file))
     # What the message says.
     write_jsonl(path, lines[:2] + lines[3:])
     assert run(loaded, test_file)["generated_now"] == 1

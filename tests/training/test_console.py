@@ -165,6 +165,14 @@ def test_the_plot_of_a_run_has_what_was_logged(tmp_path: Path) -> None:
     assert matplotlib.image.imread(tmp_path / "metrics.png").shape[:2] == (360, 432)
 
 
+def test_a_damaged_line_of_metrics_is_not_drawn_and_costs_no_model(tmp_path: Path, capsys: Any) -> None:
+    """The model is saved behind the picture."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 5, "lm_loss": 4.0}\n{"step"\n')
+    draw_metrics(tmp_path)
+    assert (tmp_path / "metrics.png").is_file()
+    assert f"note: {tmp_path}/metrics.jsonl:2: not valid JSON" in capsys.readouterr().err
+
+
 def test_the_plot_of_a_run_has_its_named_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("lm_loss", "eval_easy_lm_loss", "eval_$hard$_lm_loss", "eval_easy_loss")
     write_jsonl(tmp_path / "metrics.jsonl", [{"step": 5, name: 3.0} for name in names])

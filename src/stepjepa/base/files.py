@@ -359,13 +359,15 @@ def locked(folder: Path, patience: float = 0.5) -> Iterator[None]:
     path = place.parent / f".{place.name}.lock"
     missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
+    # One that another user's killed process has left can be taken, too, where a group shares the folder.
+    lock = FileLock(path, mode=0o666)
     try:
         _acquire(lock, path, folder, patience)
         yield
     finally:
         if lock.is_locked:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # another user's, which only that one may remove
+                path.unlink(missing_ok=True)
             lock.release()
         # Folders that were made for the lock alone; others hold something.
         for parent in missing:

@@ -86,7 +86,7 @@ class OutputFile:
 
         def refuse_whole(error: UserError) -> None:
             if error.line is not None and error.line <= whole:
-                raise error
+                raise UserError(f"{error}; remove the line, or {_ANEW}")
 
         for number, line in read_jsonl(self.path, on_error=refuse_whole):
             if number > whole:

@@ -5,7 +5,7 @@ from itertools import chain, cycle
 from pathlib import Path
 
 from stepjepa.base.files import atomic_write, read_jsonl
-from stepjepa.base.terminal import PALETTE
+from stepjepa.base.terminal import PALETTE, note
 from stepjepa.store.folder import METRICS_FILE, PLOT_FILE
 from stepjepa.store.metric_names import HELD_OUT, UNNAMED, set_and_metric
 
@@ -25,7 +25,9 @@ def draw_metrics(folder: Path) -> None:
     """Draw ``metrics.jsonl`` of a run folder as ``metrics.png``; panels without any value are skipped."""
     from matplotlib.figure import Figure
 
-    lines = [line for _, line in read_jsonl(folder / METRICS_FILE)]
+    # The model is not saved yet, which must not depend on a line that another program has damaged.
+    metrics = read_jsonl(folder / METRICS_FILE, on_error=lambda error: note(f"{error}; it is not drawn"))
+    lines = [line for _, line in metrics]
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for title, columns in PANELS.items():
         labels = {**columns, **_of_sets(columns, dict.fromkeys(chain.from_iterable(lines)))}

@@ -350,7 +350,12 @@ def is_of_another_model(folder: Path, summary: JsonObject) -> bool:
 def _examples(file: Path, summary: _Summary) -> tuple[list[int], dict[str, list[float] | None]]:
     """Read the indices of the evaluated examples, and each of ``MEASURES`` per example."""
     path = file.with_name(file.name.removesuffix(SUMMARY) + ".jsonl")
-    lines = [(Origin(path, _EVALUATE_AGAIN, number), value) for number, value in read_jsonl(path, "file of answers")]
+
+    def refuse(error: UserError) -> None:
+        raise UserError(f"{error}; {_EVALUATE_AGAIN}")
+
+    numbered = read_jsonl(path, "file of answers", on_error=refuse)
+    lines = [(Origin(path, _EVALUATE_AGAIN, number), value) for number, value in numbered]
     if len(lines) != summary.n:
         fault = f"has {counted(len(lines), 'line')} for the {counted(summary.n, 'example')} of {file.name}"
         raise UserError(f"{fault}; {_EVALUATE_AGAIN}", path=path)
