@@ -163,10 +163,19 @@ def fewer_layers(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:99])
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a layer": (lambda folder: change(folder, lambda weights: weights.pop(LAYER)), f"lack '{LAYER}'"),
     "the LM head": (lambda folder: change(folder, lambda weights: weights.pop("lm_head.weight")), "lack 'lm_head.wei"),
     "not finite": (lambda folder: change(folder, spoil), rf"not finite \({LAYER}\)"),
+    "short weights": (
+        lambda folder: cut(folder / "model.safetensors"),
+        r"can't load a model .*; \S+/model.safetensors is damaged: restore it, or name another model$",
+    ),
+    "short tokenizer": (lambda folder: cut(folder / "tokenizer.json"), r"; \S+/tokenizer.json is damaged: restore"),
     "fewer layers": (fewer_layers, "correct the number of layers"),
 }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import read_json_object
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
@@ -33,7 +33,7 @@ from stepjepa.models.token_rows import (
     rows_of,
     save_trained_rows_only,
 )
-from stepjepa.models.weights import load_adapter, load_weights, quantization_options
+from stepjepa.models.weights import damaged_file, load_adapter, load_weights, quantization_options
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -88,7 +88,7 @@ def load_model(
     else:
         tokenizer = load_tokenizer(name, **shared)
         options |= quantization or {}
-        with as_user_error(f"can't load a model from '{name}'"):
+        with as_user_error(f"can't load a model from '{name}'", name):
             model = load_weights(name, dtype=dtype, **options)
         _add_missing_rows(model, tokenizer, name, seed)
         if plain:
@@ -145,7 +145,7 @@ def _check_auto_map(file: Path) -> None:
 def _from_pretrained(auto_class: Any, what: str, name: str, trust_remote_code: bool) -> Any:
     """Load ``what`` from a folder or hub id by a class of transformers; UserError if there is none."""
     check_model_name(name)
-    with as_user_error(f"can't load a {what} from '{name}'"):
+    with as_user_error(f"can't load a {what} from '{name}'", name):
         return auto_class.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
@@ -261,7 +261,7 @@ def load_for_inference(
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     options = {} if quantization is None else quantization_options(quantization, device=device)
     of_adapter = f", the base model that {adapter_file(name)} names" if is_adapter else ""
-    with as_user_error(f"can't load a model from '{base}'{of_adapter}"):
+    with as_user_error(f"can't load a model from '{base}'{of_adapter}", base, name):
         model = load_weights(base, dtype=dtype, trust_remote_code=trust_remote_code, **options)
         if is_adapter:
             resize_embedding(model, rows_of(tokenizer))
@@ -279,8 +279,11 @@ def load_for_inference(
 
 
 @contextmanager
-def as_user_error(what: str) -> Iterator[None]:
-    """Re-raise the libraries' errors about a model that can't be loaded as a ``UserError`` of one line."""
+def as_user_error(what: str, *folders: str) -> Iterator[None]:
+    """Re-raise the libraries' errors about a model that can't be loaded as a ``UserError`` of one line.
+
+    It names a damaged file of the ``folders`` from which the model is loaded.
+    """
     try:
         yield
     except UserError:
@@ -291,4 +294,6 @@ def as_user_error(what: str) -> Iterator[None]:
         if "couldn't connect to" in line or "outgoing traffic has been disabled" in line:
             # transformers' own message sends a user who mistyped a folder, or works offline, to look for a network.
             line = "neither a folder here nor in the hub's cache, and the hub was not reached; check the name"
+        if not remedy and (damaged := damaged_file(*folders)) is not None:
+            remedy = f"; {visible(str(damaged))} is damaged: restore it, or name another model"
         raise UserError(f"{what}: {line.rstrip(' .') if remedy else line}{remedy}") from None

@@ -7,6 +7,7 @@ training an adapter on them (QLoRA, arXiv 2305.14314) or for inference.
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import re
 import sys
@@ -24,6 +25,25 @@ from stepjepa.config.jepa import Quantization
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
+
+
+def damaged_file(*folders: str) -> Path | None:
+    """Return a file of models' folders that is no JSON or no safetensors, such as one whose copy was cut short."""
+    from safetensors import SafetensorError, safe_open
+
+    files = [file for folder in folders for kind in ("*.json", "*.safetensors") for file in Path(folder).glob(kind)]
+    for file in sorted(files):
+        try:
+            if file.suffix == ".json":
+                json.loads(file.read_bytes())
+            else:
+                with safe_open(file, "pt"):
+                    pass
+        except (ValueError, RecursionError, SafetensorError):
+            return file
+        except OSError:  # it says so itself
+            continue
+    return None
 
 
 # Values of a weight that are checked at a time.
