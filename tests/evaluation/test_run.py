@@ -223,6 +223,14 @@ def test_a_file_of_another_kind_or_with_a_damaged_line_is_left_alone(loaded, tes
     assert run(loaded, test_file)["generated_now"] == 1
 
 
+def test_an_output_file_that_is_a_link_stays_one(loaded, test_file):
+    link, file = test_file.parent / "out.jsonl", test_file.parent / "disk.jsonl"
+    file.write_text("mine\n", encoding="utf-8")
+    link.symlink_to(file.name)
+    run(loaded, test_file, overwrite=True)
+    assert link.is_symlink() and len(read(file)) == 5
+
+
 def test_a_full_disk_names_the_file_and_costs_nothing_that_is_there(loaded, test_file):
     """By the largest size that a file may have."""
     run(loaded, test_file, "whole.jsonl")

@@ -272,6 +272,9 @@ def test_a_folder_that_no_sweep_made_is_left_alone(tmp_path: Path) -> None:
             sweep(folder_of(tmp_path, trials), trials)
         assert (tmp_path / name).read_text() == "[]"
         (tmp_path / name).unlink()
+    with pytest.raises(UserError, match="jepa_lbd1/seed2/file: is a file; name a folder as `output_dir`"):
+        (tmp_path / "jepa_lbd1/seed2/file").touch()
+        sweep(folder_of(tmp_path / "jepa_lbd1/seed2/file", trials), trials)
     # ``compare`` would read the folder of a run as that run.
     (tmp_path / "run" / "run.json").parent.mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -231,6 +232,28 @@ def test_a_file_that_is_no_runs_is_not_written_over(tmp_path: Path, name: str) -
         trainer(tmp_path / "run").train()
     assert [file for file in (tmp_path / "run").rglob("*") if file.is_file()] == [mine]
     assert mine.read_text() == "{}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("file", "file: is a file; name a folder as `output_dir`"),
+        ("file/run", "file/run: can't be made, since .*/file is a file; name another place"),
+        ("link", "link: is a link to nowhere, where nothing is; make a folder there, remove the link, or name another"),
+    ],
+)
+def test_a_folder_that_can_not_be_made_is_named(
+    name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(UserError, match=told):
+        trainer(tmp_path / name).train()
+    write_jsonl(tmp_path / "train.jsonl", ROWS)
+    flags = ["--model_name", "preset:tiny", "--train_file", str(tmp_path / "train.jsonl")]
+    assert main(["train", *flags, "--output_dir", str(tmp_path / name)]) == 2
+    assert re.search(told.replace("`output_dir`", "--output_dir"), capsys.readouterr().err)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link", "train.jsonl"}
 
 
 def test_a_file_that_is_no_runs_is_not_written_over_on_resuming(tmp_path: Path) -> None:

@@ -233,8 +233,8 @@ def _existing(path: Path) -> Path:
     return next(place for place in (absolute, *absolute.parents) if os.access(place, os.F_OK))
 
 
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise ``UserError`` if a folder, or a file that is replaced as a whole, can't be written, before work is lost."""
+def check_makeable(path: str | os.PathLike[str]) -> Path:
+    """Return the nearest folder of a path that exists; ``UserError`` if that is a file, or a link to nothing."""
     target = Path(path)
     for link in (each for each in (target, *target.parents) if each.is_symlink() and not each.exists()):
         fault = f"is a link to {visible(str(link.readlink()))}, where nothing is"
@@ -242,6 +242,12 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     place = _existing(target if target.is_dir() else target.parent)
     if not place.is_dir():
         raise UserError(f"can't be made, since {visible(str(place))} is a file; name another place", path=target)
+    return place
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise ``UserError`` if a folder, or a file that is replaced as a whole, can't be written, before work is lost."""
+    target, place = Path(path), check_makeable(path)
     if not os.access(place, os.W_OK | os.X_OK):
         where = "" if place == target.absolute() else f", since {visible(str(place))} is read-only for you"
         raise UserError(f"can't be written to{where}; name another place", path=target)

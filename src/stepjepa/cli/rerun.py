@@ -20,7 +20,7 @@ from stepjepa.cli.parser import as_arguments
 from stepjepa.config.option import option
 from stepjepa.config.run import RunConfig
 from stepjepa.running.repeat import SILENT, changes_since, check_trusted, is_record, recorded_settings
-from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, open_run_folder
+from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, check_is_folder, open_run_folder
 from stepjepa.store.record import read_record, read_run
 
 
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     folder = Path(args.folder).absolute()
     old, new = read_run(folder), Path(args.output_dir or f"{folder}-rerun").absolute()
+    check_is_folder(new)
     # Locked: another process may be writing a checkpoint there, which would be taken for the remains of a killed one.
     with locked(new) if is_main_process() else nullcontext():
         open_run_folder(str(new), args.resume_from_checkpoint)

@@ -114,7 +114,7 @@ class OutputFile:
                 # The summary of an incomplete file would be wrong.
                 self.summary_file.unlink(missing_ok=True)
                 if not self.done:
-                    self.path.unlink(missing_ok=True)
+                    Path(os.path.realpath(self.path)).unlink(missing_ok=True)  # a link stays
                 elif not (content := self.path.read_bytes()).endswith(b"\n"):
                     os.truncate(self.path, content.rfind(b"\n") + 1)
                 self.path.parent.mkdir(parents=True, exist_ok=True)

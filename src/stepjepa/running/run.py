@@ -197,6 +197,7 @@ def run(
             transformers.logging.set_verbosity_error()
         # Before any random draw: an adapter's weights are drawn in set-up.
         transformers.set_seed(config.finetune_seed)
+        run_folder.check_is_folder(Path(str(config.output_dir)))
         lock = locked(Path(str(config.output_dir))) if is_main_process() else nullcontext()
         trainer = None
         try:

@@ -15,7 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import apply_umask, check_writable, fingerprint, json_or_empty, naming_disk_errors, write_json
+from stepjepa.base.files import (
+    apply_umask,
+    check_makeable,
+    check_writable,
+    fingerprint,
+    json_or_empty,
+    naming_disk_errors,
+    write_json,
+)
 from stepjepa.base.processes import is_main_process
 
 RUN_FILE = "run.json"
@@ -90,8 +98,7 @@ def open_run_folder(
         UserError: the folder is not empty or can't be written to, or there is no complete checkpoint to resume from.
     """
     folder, choice = Path(path), None if resume is None else resume.lower()
-    if folder.exists() and not folder.is_dir():
-        raise UserError("is a file; name a folder as `output_dir`", path=folder)
+    check_is_folder(folder)
     is_run = (folder / RUN_FILE).is_file()
     checkpoint: Path | None = None
     if resume is not None and (is_run or choice != "auto"):
@@ -117,6 +124,13 @@ def open_run_folder(
         for remains in set(folder.iterdir()) - set(_contents(folder)):
             shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
     return folder, None if checkpoint is None else str(checkpoint)
+
+
+def check_is_folder(folder: Path) -> None:
+    """Raise ``UserError`` for an ``output_dir`` that is a file, a link to nothing, or below a file."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError("is a file; name a folder as `output_dir`", path=folder)
+    check_makeable(folder)
 
 
 def foreign_file(

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from stepjepa.base.files import DISK_REMEDIES, locked, write_json
+from stepjepa.base.files import DISK_REMEDIES, check_writable, locked, write_json
 from stepjepa.base.signals import Interruptions
 from stepjepa.base.terminal import duration
 from stepjepa.store.environment import versions
+from stepjepa.store.folder import check_is_folder
 from stepjepa.study.grid import Trial
 from stepjepa.study.local import Local
 from stepjepa.study.run_folders import SWEEP_FILE
@@ -82,6 +83,8 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
         UserError: another sweep is running in the folder, or see :meth:`SweepFolder.states`.
     """
     engine = Local() if engine is None else engine
+    check_is_folder(folder.path)
+    check_writable(folder.path)
     folder.path.mkdir(parents=True, exist_ok=True)
     with locked(folder.path), Interruptions() as interruptions:
         states, failed = folder.states(trials), dict[str, str]()

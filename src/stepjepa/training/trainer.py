@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -28,6 +29,7 @@ from stepjepa.models.weights import autocast_dtype
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
+from stepjepa.store.folder import check_is_folder
 from stepjepa.training import argument_checks, checks
 from stepjepa.training.callbacks import BarCallback, EmaCallback, LogCallback, NonfiniteGuard, place_tensorboard
 from stepjepa.training.checkpoints import CheckpointingTrainer
@@ -131,6 +133,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
     ) -> None:
         check_transformers()
         argument_checks.check_objects(model, args, jepa)
+        check_is_folder(Path(str(args.output_dir)))
         self.jepa = jepa or JepaConfig()
         callbacks, optimizers = [*(callbacks or ())], optimizer_and_schedule(optimizers)
         # Recorded before names are replaced by what is loaded.
