@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol, TypeAlias
 
-from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import opens_thought
 from stepjepa.data.record import Record
+from stepjepa.evaluation.verdicts import score_checked
 from stepjepa.models.sampling import Answer
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task
 
@@ -46,20 +46,14 @@ def judge(
         headline: the score that decides what is an error; None for that of the task.
 
     Raises:
-        UserError: the task has no such score.
+        UserError: the task has no such score, or its verdict can't be used.
     """
     flat = [(question, answer) for question, texts in zip(questions, answers, strict=True) for answer in texts]
     responses = [
         Response(answer.text, question.likelihoods, opens_thought(question.prompt)) for question, answer in flat
     ]
-    verdicts = task.score_all([question.record for question, _ in flat], responses)
     name = headline or task.headline
-    if (wrong := next((each for each in verdicts if not isinstance(each, Scored)), None)) is not None:
-        fault = f"task '{task.name}': score gave {shown(wrong)}, expected stepjepa.tasks.base.Scored(scores, ...)"
-        raise UserError(f"{fault}; see docs/tasks.md")
-    if missing := next((scored.scores for scored in verdicts if name not in scored.scores), None):
-        hint = "; leave `startswith` out" if name == task.beginning != task.headline else ""
-        raise UserError(f"task '{task.name}' has no score '{name}', only {', '.join(missing)}{hint}")
+    verdicts = score_checked(task, [question.record for question, _ in flat], responses, name)
     judged = iter(zip(verdicts, responses, strict=True))
     lines = []
     for question, texts in zip(questions, answers, strict=True):

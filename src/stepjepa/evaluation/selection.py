@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.record import Record
 from stepjepa.evaluation.output import summarise
+from stepjepa.evaluation.verdicts import details_checked
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.reference import with_published_rules
 from stepjepa.tasks.registry import choose_records, choose_task
@@ -45,4 +46,4 @@ class Selection:
     def summarise(self, lines: Sequence[JsonObject]) -> JsonObject:
         """Return the part of a summary that is computed from the lines."""
         task = {"left_out": self.left_out, "task": self.task.name, "lenient": self.task.secondary_score}
-        return {**task, **summarise(lines, self.headline), "details": self.task.details(lines)}
+        return {**task, **summarise(lines, self.headline), "details": details_checked(self.task, lines)}

@@ -116,6 +116,7 @@ class Task(ABC):
     judges_calls: ClassVar[bool] = False  # records whose answer is a tool call without text are evaluated, too
     detection_order: ClassVar[int] = 0  # order in which 'auto' tries tasks; content heuristics come last
     options: TaskOptions = TaskOptions()
+    names_of_first_verdict: tuple[str, ...] | None = None  # the scores that every further verdict must have, too
     _workers: Workers | None = None
 
     def __init_subclass__(cls, **arguments: object) -> None:
