@@ -148,9 +148,13 @@ def test_what_does_not_belong_together_is_not_mixed(loaded, test_file):
     run(loaded, test_file)
     before = (test_file.parent / "out.jsonl").read_bytes()
     for changes, words in (
-        ({"max_new_tokens": 3}, r"out\.jsonl: was begun with another max_new_tokens;.*`overwrite`"),
-        ({"temperature": 1.0}, r"another temperature, seed, batch_size;"),
-        ({"max_examples": 2}, "another examples;"),
+        ({"max_new_tokens": 3}, r"out\.jsonl: was begun with another max_new_tokens \(11, now 3\);.*`overwrite`"),
+        (
+            {"temperature": 1.0},
+            r"another temperature \(0.0, now 1.0\), seed \(none, now 42\), batch_size \(none, now \d+\);",
+        ),
+        ({"max_examples": 2}, r"another number of examples \(5, now 2\);"),
+        ({"plain": True}, r"another prompt: plain \(false, now true\);"),
         ({"model_path": "other"}, "another model;"),
     ):
         with pytest.raises(UserError, match=words):

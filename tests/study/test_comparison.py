@@ -299,7 +299,18 @@ DIFFERENT = [
     ("run.json", ("data", "train", "split_seed"), 2, "split seed is 2 instead of unknown"),
     ("test.summary.json", ("test_fingerprint",), "0" * 64, r"test file \(sha256\) is 0+\.\.\. instead of f"),
     ("test.summary.json", ("settings", "max_new_tokens"), 32, "max new tokens is 32 instead of 16"),
-    ("test.summary.json", ("settings", "prompt"), {"system": "x", "plain": False}, 'prompt is {"system": "x"'),
+    (
+        "test.summary.json",
+        ("settings", "prompt"),
+        {"system": "x", "plain": False},
+        r"prompt: system is x instead of Add\.;",
+    ),
+    (
+        "test.summary.json",
+        ("settings", "task_options"),
+        {"time_limit": 5},
+        "task options: time_limit is 5 instead of unknown",
+    ),
     ("test.summary.json", ("settings",), {"missing": "wrong"}, "task options is unknown instead of {}"),
 ]
 
@@ -310,6 +321,15 @@ def test_what_is_different_is_refused_and_named(file, path, value, words, runs):
     with pytest.raises(UserError, match=words) as caught:
         compare(runs)
     assert str(caught.value).startswith(f"{runs[4]}: can't be compared with {runs[0]}: ")
+
+
+def test_long_values_are_cut_where_they_differ(runs):
+    rules = "Answer in one word, and name no source. " * 5
+    for run, end in zip(runs, ("Be brief.", "Be kind."), strict=False):
+        change(run / "test.summary.json", "settings", "prompt", to={"system": f"{rules}{end} Thanks.", "plain": False})
+    words = r"prompt: system is \.\.\. name no source\. Be kind\. Thanks\. instead of \.\.\. name no source\. Be brief"
+    with pytest.raises(UserError, match=words):
+        compare(runs[:2])
 
 
 def test_records_that_a_task_leaves_out(runs):

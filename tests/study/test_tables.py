@@ -362,3 +362,36 @@ def test_a_run_without_retrieval_leaves_its_arm_without(runs):
     regular, views = rows_of(tables(compare(runs))[3])
     assert regular["hits at 1"] == views["Δ hits at 1"] == "–"
     assert views["hits at 1"] == "50.00% ± 0.00"
+
+
+def test_linear_maps_of_other_records_are_shown_and_not_compared(runs):
+    """A map that is fitted on ten times the records finds more, whatever the training was."""
+    for run in runs:
+        retrieve(run, 0.5, behind_map=0.25)
+    for run in runs[3:]:
+        change(run / "test.summary.json", "retrieval", "linear_map", "records", to=3100)
+    comparison = compare(runs)
+    assert not any(name.startswith("linear_map") for name in comparison.differences["llm-jepa"].retrieval)
+    assert comparison.retrieval == (
+        "by embeddings, the nearest answer is right: regular 50.0%, llm-jepa 50.0% (+0.0 points); "
+        "behind a linear map: regular 25.0%, llm-jepa 25.0%; "
+        "as it is, over regular behind the map: llm-jepa (+25.0 points)"
+    )
+    note = "the linear maps are not fitted on the same records in all runs; where they are not, no difference is given"
+    described = "regular 31 records of known.jsonl; llm-jepa 3,100 records of known.jsonl"
+    assert f"{note}: {described}" in comparison.notes
+    # The maps of the baseline must be one, too, to be a baseline.
+    change(runs[0] / "test.summary.json", "retrieval", "linear_map", "records", to=3100)
+    assert compare(runs).differences["llm-jepa"].over_linear_map is None
+
+
+def test_the_file_of_a_linear_map_is_known_by_its_content(runs):
+    for number, run in enumerate(runs):
+        retrieve(run, 0.5, behind_map=0.25)
+        change(run / "test.summary.json", "retrieval", "linear_map", "file", to=f"copy{number}/known.jsonl")
+        asked = {"layer": None, "pooling": None, "linear_map": "a" * 64}
+        change(run / "test.summary.json", "settings", "retrieval", to=asked)
+    assert not any("linear maps" in note for note in compare(runs).notes)
+    change(runs[6] / "test.summary.json", "settings", "retrieval", "linear_map", to="b" * 64)
+    (note,) = (note for note in compare(runs).notes if "linear maps" in note)
+    assert all(f"31 records of known.jsonl (sha256 {letter * 12})" in note for letter in "ab")

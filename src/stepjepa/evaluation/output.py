@@ -2,10 +2,12 @@
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from stepjepa.base.differing_values import describe_difference
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import (
     append_jsonl,
@@ -79,7 +81,9 @@ class OutputFile:
             fault = f"is no output of an evaluation: {self._meta_file.name} is missing"
             raise UserError(f"{fault}; {_ANEW}", path=self.path)
         begun = read_json_object(self._meta_file, "file", _ANEW).get("identity") or {}
-        if changed := [name for name, value in self._identity.items() if begun.get(name) != value]:
+        if changed := [
+            _changed(name, begun.get(name), value) for name, value in self._identity.items() if begun.get(name) != value
+        ]:
             raise UserError(f"was begun with another {', '.join(changed)}; {_ANEW}", path=self.path)
         # What follows is half a line of an evaluation that was killed, or of one that is writing it now.
         whole = self.path.read_bytes().count(b"\n")
@@ -128,6 +132,13 @@ class OutputFile:
         lines = [self.done[index] for index in self._indices]
         write_jsonl(self.path, lines)
         return lines
+
+
+def _changed(name: str, before: object, now: object) -> str:
+    """Name a setting that is another one now, with both values unless they are digests of files."""
+    name = {"examples": "number of examples"}.get(name, name)
+    digests = [isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) for value in (before, now)]
+    return name if any(digests) else describe_difference(name, before, now, "{name} ({own}, now {other})", "none")
 
 
 def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None]:

@@ -1,8 +1,8 @@
 """Check that runs are comparable: the same data, test set, generation, scoring and starting point."""
 
-import json
 from collections.abc import Sequence
 
+from stepjepa.base.differing_values import describe_difference
 from stepjepa.base.errors import UserError
 from stepjepa.study.evaluated_run import EvaluatedRun
 
@@ -31,7 +31,7 @@ def check_comparable(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> 
             not only and run.fingerprints.texts is not None and run.fingerprints.texts == first.fingerprints.texts
         )
         differences = [
-            f"{key.replace('_', ' ')} is {_short(own)} instead of {_short(expected)}"
+            describe_difference(key.replace("_", " "), own, expected, "{name} is {own} instead of {other}")
             for key in only or first.protocol | run.protocol
             if (own := run.protocol.get(key)) != (expected := (recorded if only else first.protocol).get(key))
             if not (only and own is None) and not (same_texts and key in DATA)
@@ -74,8 +74,3 @@ def _alike(run: EvaluatedRun, other: EvaluatedRun, settings: Sequence[str]) -> b
 def _incomparable(run: EvaluatedRun, other: EvaluatedRun, difference: str) -> UserError:
     fault = f"can't be compared with {other.folder}: {difference}"
     return UserError(f"{fault}; train and evaluate all runs in the same way, or leave this one out", path=run.folder)
-
-
-def _short(value: object) -> str:
-    text = "unknown" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -211,7 +211,11 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     own_runs, base_runs = zip(*pairs, strict=True) if pairs else ((), ())
     # Shares of other questions, such as steps instead of whole answers, have no difference.
     ranked_alike = all(own_run.ranked == base_run.ranked for own_run, base_run in pairs)
-    retrieval = {name: _paired_t(own_runs, base_runs, name) for name in _RANKINGS if ranked_alike}
+    # A map that is fitted on more or other records finds more, whatever the training was.
+    mapped_alike = ranked_alike and all(own_run.map_records == base_run.map_records for own_run, base_run in pairs)
+    alike = (*(RETRIEVAL_MEASURES if ranked_alike else ()), *(MAPPED_MEASURES if mapped_alike else ()))
+    retrieval = {name: _paired_t(own_runs, base_runs, name) for name in alike}
+    one_map = ranked_alike and len({base_run.map_records for base_run in base_runs}) == 1
     own, base = (all_known(run.verdicts("headline") for run in runs) for runs in (own_runs, base_runs))
     judged = list(zip(own, base, strict=True)) if own and base else []
     tokens = [math.fsum(all_known(run.figures["tokens"] for run in runs)) for runs in (own_runs, base_runs)]
@@ -224,7 +228,7 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
         seeds=tuple(run.seed for run in own_runs),
         measures={name: _paired_t(own_runs, base_runs, name) for name in MEASURES},
         retrieval={name: test for name, test in retrieval.items() if test is not None},
-        over_linear_map=_paired_t(own_runs, base_runs, HITS_AT_1, MAPPED_HITS_AT_1) if ranked_alike else None,
+        over_linear_map=_paired_t(own_runs, base_runs, HITS_AT_1, MAPPED_HITS_AT_1) if one_map else None,
         by_seed={run.seed: sign_flip([both]) for run, both in zip(own_runs, judged, strict=bool(judged))},
         by_example=sign_flip(judged) if judged else None,
         gained_lenient_before=_gained_lenient_before(judged, all_known(run.verdicts("lenient") for run in base_runs)),

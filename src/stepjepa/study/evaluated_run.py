@@ -85,8 +85,14 @@ class _Ranking:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _MappedRanking(_Ranking):
+    file: str = "an unknown file"
+    records: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Retrieval(_Ranking):
-    linear_map: _Ranking | None = None
+    linear_map: _MappedRanking | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +150,7 @@ class EvaluatedRun:
     noted: tuple[str, ...] = ()  # other changes between launches: versions, machines, processes
     readout: str | None = None  # where the embeddings of retrieval were read
     ranked: str | None = None  # what retrieval ranked: views, and numbers of queries and candidates
+    map_records: str | None = None  # which records the linear map in front of retrieval is fitted on
 
     def mean(self, measure: str) -> float | None:
         """Return the mean over examples of one of ``MEASURES``, or the value of one of the ``figures``."""
@@ -215,6 +222,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         trained_on=_describe_trained_on(file, summary),
         readout=None if summary.retrieval is None else describe_readout(summary.retrieval.readout),
         ranked=None if summary.retrieval is None else _describe_ranked(summary.retrieval),
+        map_records=_describe_map_records(summary),
         fingerprints=record.fingerprints or Fingerprints(),
         mixed=tuple(record.changes(mixed=True)),
         noted=tuple(record.changes(mixed=False)),
@@ -248,6 +256,20 @@ def _describe_ranked(ranking: _Ranking) -> str:
         "unknown" if count is None else f"{count:,}" for count in (ranking.queries, ranking.candidates)
     )
     return f"{queries} queries among {candidates} candidates (views {ranking.readout.get('views')})"
+
+
+def _describe_map_records(summary: _Summary) -> str | None:
+    """Describe what a linear map is fitted on: ``900 records of train.jsonl (sha256 0123456789ab)``; None for no map.
+
+    The same file has the same description under any folder.
+    """
+    mapped = None if summary.retrieval is None else summary.retrieval.linear_map
+    if mapped is None:
+        return None
+    records = "records" if mapped.records is None else counted(mapped.records, "record")
+    asked = summary.settings.other.get("retrieval")
+    digest = asked.get("linear_map") if isinstance(asked, dict) else None
+    return f"{records} of {Path(mapped.file).name}{f' (sha256 {str(digest)[:12]})' if digest else ''}"
 
 
 def _required(folder: Path, name: str, part: T | None) -> T:

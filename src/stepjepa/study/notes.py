@@ -33,15 +33,24 @@ def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> It
         if len(kind) > 1:
             arms_of_kind = "arms with views" if has_views else "arms without views"
             yield f"the {arms_of_kind} differ in readout of retrieval: {'; '.join(sorted(kind))}"
-    ranked = {arm.name: dict.fromkeys(run.ranked for run in arm.runs if run.ranked is not None) for arm in arms}
-    if len({text for texts in ranked.values() for text in texts}) > 1:
-        described = "; ".join(f"{name} {' or '.join(texts)}" for name, texts in ranked.items() if texts)
+    if described := _different(arms, "ranked"):
         yield f"retrieval did not rank the same in all runs; where it did not, no difference is given: {described}"
+    if described := _different(arms, "map_records"):
+        fault = "the linear maps are not fitted on the same records in all runs"
+        yield f"{fault}; where they are not, no difference is given: {described}"
     shares = dict.fromkeys(run.trained_on for run in runs if run.trained_on is not None)
     for share in shares:
         folders = [run.folder for run in runs if run.trained_on == share]
         names = "every run" if len(folders) == len(runs) else ", ".join(map(str, folders))
         yield f"{names}: {share}; what is right there may be learnt by heart"
+
+
+def _different(arms: Sequence[Arm], fact: str) -> str | None:
+    """Describe a fact of each arm's runs where it differs between runs that have it; None where it does not."""
+    texts = {arm.name: [*dict.fromkeys(filter(None, (getattr(run, fact) for run in arm.runs)))] for arm in arms}
+    if len({text for own in texts.values() for text in own}) < 2:
+        return None
+    return "; ".join(f"{name} {' or '.join(own)}" for name, own in texts.items() if own)
 
 
 def notes_on_launches(arms: Sequence[Arm], kept_out: Sequence[KeptOut]) -> Iterator[str]:
