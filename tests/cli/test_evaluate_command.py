@@ -87,7 +87,7 @@ def test_wrong_input_is_one_line_and_exit_code_two(flags, words, files, monkeypa
 def test_another_setting_is_refused_until_told_to_overwrite(files, capsys):
     assert evaluate(files) == 0
     assert evaluate(files, "--task", "generic") == 2
-    assert "was begun with another task (boxed, now generic), headline (correct, now exact);" in capsys.readouterr().err
+    assert "was begun with another task (gsm8k, now generic), headline (correct, now exact);" in capsys.readouterr().err
     assert evaluate(files, "--task", "generic", "--overwrite") == 0
     assert ", task generic, model" in capsys.readouterr().out
 

@@ -155,7 +155,7 @@ def test_what_does_not_belong_together_is_not_mixed(loaded, test_file):
         ),
         ({"max_examples": 2}, r"another number of examples \(5, now 2\);"),
         ({"plain": True}, r"another prompt: plain \(false, now true\);"),
-        ({"model_path": "other"}, "another model;"),
+        ({"model_path": "other"}, r"another model \(tiny, now other\);"),
     ):
         with pytest.raises(UserError, match=words):
             Evaluation(settings(test_file, **changes))
