@@ -26,8 +26,9 @@ def score_checked(task: Task, records: Sequence[Record], responses: Sequence[Res
     Raises:
         UserError: a verdict would end the evaluation later, or make a mean that is no number; the task lacks a score.
     """
+    given: Sequence[object] = task.score_all(records, responses)
     verdicts = []
-    for record, scored in zip(records, task.score_all(records, responses), strict=True):
+    for record, scored in zip(records, given, strict=True):
         if not isinstance(scored, Scored):
             expected = "expected stepjepa.tasks.base.Scored(scores, ...)"
             raise UserError(f"task '{task.name}': score gave {shown(scored)}, {expected}; {_HELP}")
