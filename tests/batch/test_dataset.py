@@ -96,7 +96,7 @@ def test_useless_data_is_refused(trained_tokenizer: Any, tmp_path: Path) -> None
         prepare(dicts(), trained_tokenizer, replace(STEPS, step_separator="##"))
     (tmp_path / "d.jsonl").write_text('{"Frage": "a", "Antwort": "b"}\n')
     # Python has no setting that names columns.
-    with pytest.raises(UserError, match=r"\(there is Frage, Antwort\); name the two prompt and completion$"):
+    with pytest.raises(UserError, match=r"\(there is Frage, Antwort\); rename the two to prompt and completion$"):
         prepare(tmp_path / "d.jsonl", trained_tokenizer, STEPS)
 
 

@@ -265,6 +265,8 @@ ERRORS = [
     ([*TRAIN, "--loss=l2"], "unknown argument '--loss=l2'; did you mean --jepa_loss_type?"),
     ([*TRAIN, "--model", "x"], "unknown argument '--model'; did you mean --model_name?"),
     ([*TRAIN, "--test_file", "x"], "'--test_file'; 'stepjepa evaluate --test_file FILE' scores answers of the trained"),
+    ([*TRAIN, "--packing"], "'--packing'; leave it out: rows are packed without contamination anyway, see --row_len"),
+    ([*TRAIN, "--assistant_only_loss"], "leave it out: the assistant's tokens alone are trained anyway, see --labels"),
     ([*TRAIN, "--xyzzy"], "unknown argument '--xyzzy'; stepjepa train --help_all names all"),
     ([*TRAIN, "--lr", "1e-3"], "unknown argument '--lr'; did you mean --learning_rate?"),
     ([*TRAIN, "--warmup", "5"], "unknown argument '--warmup'; did you mean --warmup_steps "),

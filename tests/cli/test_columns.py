@@ -134,6 +134,6 @@ def test_a_folder_is_no_input_file(tmp_path: Path, capsys: Any) -> None:
 def test_bare_texts_are_embedded_by_their_column(table: Path) -> None:
     bad = BadRecords(settings=("bad_records", "column"))
     with pytest.raises(
-        UserError, match=r"said\); name the `column` of bare texts, or name the two prompt and completion$"
+        UserError, match=r"said\); name the `column` of bare texts, or rename the two to prompt and completion$"
     ):
         read_records(table, bad=bad)

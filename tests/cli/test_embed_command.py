@@ -281,7 +281,7 @@ def test_a_column_without_a_usual_name_is_renamed(folder: Path, tmp_path: Path, 
     write_jsonl(tmp_path / "in.jsonl", [{"Frage": "a", "Antwort": "b"}])
     assert embed(folder, "separate", str(tmp_path / "in.jsonl"), tmp_path / "e.npy") == 2
     assert (
-        "(there is Frage, Antwort); name the --column of bare texts, or name the two prompt and completion"
+        "(there is Frage, Antwort); name the --column of bare texts, or rename the two to prompt and completion"
         in capsys.readouterr().err
     )
     write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a", "completion": "b"}])

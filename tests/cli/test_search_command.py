@@ -241,3 +241,13 @@ def test_what_can_not_be_searched(flags: list[str], told: str, folder: Path, cap
     error = capsys.readouterr().err
     assert told in error
     assert "Traceback" not in error
+
+
+def test_a_model_of_step_jepa_is_refused_before_the_corpus_is_embedded(
+    folder: Path, tiny_tokenizer: Any, capsys: Any
+) -> None:
+    Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(mode="step-jepa")).save(folder / "steps")
+    assert search(folder, "--query", "What is 3?", model="steps") == 2
+    told = capsys.readouterr().err
+    assert "by steps behind their chat, not by bare texts; in Python jepa.index(texts).search(records) does" in told
+    assert not (folder / f"answers.jsonl{SUFFIX}").exists()

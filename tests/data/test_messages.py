@@ -277,7 +277,7 @@ def test_errors_of_a_row(row: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("row", "remedy"),
     [
-        ({"Frage": "a", "Antwort": "b"}, "name the two prompt and completion"),
+        ({"Frage": "a", "Antwort": "b"}, "rename the two to prompt and completion"),
         ({"prompt": "a", "completion": {"x": 1}}, "write one text there, or name the column with the text as this one"),
         ({"prompt": "a", "completion": None}, "fill it in, or leave such rows out"),
         ({"prompt": "q", "chosen": "a", "rejected": "b"}, "rename 'chosen' to completion and remove what is not want"),

@@ -423,7 +423,7 @@ def test_remedies_name_the_settings_that_the_reader_has(tmp_path):
     path.write_text('{"Frage": "a", "Antwort": "b"}\n')
     with pytest.raises(UserError, match=r"\(there is Frage, Antwort\); name the two with `columns USER ASSISTANT`$"):
         read_records(path)
-    with pytest.raises(UserError, match=r"\(there is Frage, Antwort\); name the two prompt and completion$"):
+    with pytest.raises(UserError, match=r"\(there is Frage, Antwort\); rename the two to prompt and completion$"):
         read_records(path, bad=of_command)
 
 

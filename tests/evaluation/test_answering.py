@@ -213,6 +213,20 @@ def train(files, *flags):
     return main(["train", *map(str, given), *flags])
 
 
+def test_a_best_checkpoint_needs_records_and_checkpoints_to_choose_from(files, capsys):
+    command = ["train", "--train_file", str(files / "data.jsonl"), "--model_name", "preset:tiny"]
+    command += ["--output_dir", str(files / "run"), "--load_best_model_at_end"]
+    assert main(command) == 2
+    assert "--load_best_model_at_end needs held-out records to choose by; set --eval_file" in capsys.readouterr().err
+    for flags, evaluates, saves in (
+        ([], "epoch", "steps"),
+        (["--eval_steps", "2", "--save_strategy", "epoch"], "steps", "epoch"),
+    ):
+        assert main([*command, "--eval_file", str(files / "data.jsonl"), *flags]) == 2
+        told = capsys.readouterr().err
+        assert f"got --eval_strategy {evaluates} and --save_strategy {saves}; set --save_strategy {evaluates}" in told
+
+
 def test_the_checkpoint_that_answers_best_is_kept(files, capsys):
     flags = ["--eval_generate", "3", "--eval_max_new_tokens", "4", "--max_steps", "6", "--learning_rate", "3e-3"]
     flags += ["--eval_steps", "2", "--save_strategy", "best", "--metric_for_best_model", "answer_prefix"]

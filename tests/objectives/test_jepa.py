@@ -529,3 +529,15 @@ def test_ids_that_became_tokens_are_generated_again(tiny_tokenizer: Any) -> None
     assert suppressed == [*all_predictor_ids(tiny_tokenizer), *range(len(tiny_tokenizer), VOCABULARY)]
     assert first not in suppressed
     assert tiny_tokenizer.convert_tokens_to_ids("<|eot_id|>") in model.generation_config.eos_token_id
+
+
+def test_arguments_of_another_kind_are_named(tiny_tokenizer: Any) -> None:
+    model = make_model("llama")
+    for arguments_, told in (
+        (("preset:tiny", tiny_tokenizer), r"model: got str, expected a model, as load_model\(NAME\) returns one"),
+        ((tiny_tokenizer, model), "model: got TokenizersBackend, expected a model"),
+        ((model, "preset:tiny"), "tokenizer: got str, expected the tokenizer of the model"),
+        ((model, tiny_tokenizer, {"lbd": 0.1}), r"config: got dict, expected JepaConfig\(\.\.\.\)"),
+    ):
+        with pytest.raises(TypeError, match=told):
+            Jepa(*arguments_)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.alignment import Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
 from stepjepa.objectives.monitors import MetricWindow, effective_rank, pair_similarity, ratio_column, retrieval_top1
 from stepjepa.objectives.objective import Objective
-from stepjepa.objectives.term import Context, load_term, term
+from stepjepa.objectives.term import Context, Term, load_term, term
 from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
 
 
@@ -290,3 +290,44 @@ def test_what_was_not_measured_is_not_there() -> None:
     window = MetricWindow()
     window.add_pairs(torch.ones(1, 3), torch.ones(1, 3))
     assert window.geometry() == {}
+
+
+def an_unnamed_term() -> Any:
+    class Bare(Term):
+        def count(self, batch: Batch) -> int:
+            return 1
+
+        def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
+            return torch.zeros(())
+
+    return Bare()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Objective(LMLoss()), r"terms: expected a list of terms, got LMLoss; write \[LMLoss\(\), \.\.\.\]"),
+        (lambda: Objective([LMLoss]), r"terms: expected LMLoss\(\.\.\.\), got the class; call it"),
+        (lambda: Objective([LMLoss(), print]), "terms: expected a stepjepa.Term, got builtin_function_or_method"),
+        (lambda: Objective([an_unnamed_term()]), r"terms: Bare has no name; put @stepjepa.term\('my_loss'\) above"),
+        (lambda: term("own")(print), "term: expected a class derived from stepjepa.Term, got 'print'"),
+        (lambda: term(LMLoss), r"expected the name of the term in logs: @term\('my_loss'\)"),
+        (lambda: Alignment(0.1, InfoNCE), "distance: expected one such as InfoNCE.*, got the class InfoNCE; write"),
+        (lambda: Alignment(0.1, "infonce"), "distance: expected one such as InfoNCE.*, got 'infonce'; write Alignment"),
+        (lambda: Alignment(InfoNCE(), 0.1), "distance: expected one such as InfoNCE.*, got 0.1; write Alignment"),
+    ],
+)
+def test_what_is_no_term_is_named(make: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("value", "got"), [(0.5, "float"), (torch.zeros(3), r"shape \[3\]"), (torch.zeros(1), r"shape \[1\]")]
+)
+def test_a_term_returns_its_sum(value: Any, got: str) -> None:
+    named = an_unnamed_term()
+    type(named).name = "own"
+    type(named).__call__ = lambda *_: value
+    with pytest.raises(TypeError, match=f"term 'own': expected its sum over the batch, a tensor of .*, got {got}"):
+        Objective([named]).sums(None, None, Context())  # type: ignore[arg-type]

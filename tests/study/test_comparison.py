@@ -98,6 +98,8 @@ def test_compute_is_compared_by_seed(tmp_path):
             make_run(tmp_path / f"{name}{seed}", "1110", seed=seed, flops=ratio * flops, jepa=jepa, steps=11)
     folders = {name: [tmp_path / f"{name}{seed}" for seed in (3, 5)] for name in "rabc"}
     result = compare([folder for pair in folders.values() for folder in pair])
+    one = folders["r"][0]
+    assert [compare(each).arms[0].name for each in (one, str(one), [one])] == ["regular"] * 3  # type: ignore[arg-type]
     differences = list(result.differences.values())
     assert [each.flops_ratio for each in differences] == pytest.approx([1.5, 1.019, 0.97])
     assert [each.equal for each in differences] == [("steps",), ("FLOPs",), ()]

@@ -150,12 +150,14 @@ def test_long_logs_are_thinned_and_values_that_are_no_numbers_skipped(tmp_path):
 
 
 @pytest.mark.parametrize(("shuffled", "warned"), [(0.995, True), (0.5, False)])
-def test_a_collapse_is_reported(shuffled, warned, tmp_path):
-    folder = make_run(tmp_path / "a", "1", jepa=STEP_JEPA)
+@pytest.mark.parametrize("loss", ["cosine", "infonce"])
+def test_a_collapse_is_reported(shuffled, warned, loss, tmp_path):
+    folder = make_run(tmp_path / "a", "1", jepa={**STEP_JEPA, "jepa_loss_type": loss})
     log(folder, views=True, shuffled_similarity=shuffled)
     runs = read_runs([folder])
     html = steps_section(runs, looks(runs, None)).html
     assert ("step 35: unrelated pairs have cosine 0.995" in html) is warned
+    assert ("jepa_loss_type infonce" in html) is (warned and loss == "cosine")
 
 
 def test_scores_and_errors(tmp_path):

@@ -17,6 +17,8 @@ from stepjepa.objectives.monitors import (
     COLLAPSE_RANK,
     COLLAPSE_REMEDIES,
     COLLAPSE_SIMILARITY,
+    COMPARED_REMEDIES,
+    collapse_remedies,
     describe_collapse,
 )
 from stepjepa.training.trainer import JepaTrainer
@@ -54,14 +56,14 @@ class _Stop(TrainerCallback):
 
 
 def test_once_in_a_run_that_is_resumed(tiny_tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def run(folder: Path, checkpoint: str | None = None, *callbacks: TrainerCallback) -> None:
+    def run(folder: Path, checkpoint: str | None = None, *callbacks: TrainerCallback, loss: Any = "cosine") -> None:
         model = tiny.make_model("llama")
         # Whatever is read, it is read as one and the same.
         model.get_decoder().norm.register_forward_hook(lambda _module, _args, output: output * 0 + 1)
         trainer = JepaTrainer(
             model,
             tiny.arguments(folder, max_steps=4, save_strategy="steps", save_steps=2, per_device_train_batch_size=3),
-            JepaConfig(),
+            JepaConfig(jepa_loss_type=loss),
             train_dataset=tiny.records() * 3,
             processing_class=tiny_tokenizer,
             callbacks=callbacks,
@@ -79,3 +81,11 @@ def test_once_in_a_run_that_is_resumed(tiny_tokenizer: Any, tmp_path: Path, capl
         # Another run is warned of again.
         run(tmp_path / "b")
         assert len(warnings(caplog)) == 2
+        # An objective that compares pairs is not told to do so.
+        run(tmp_path / "c", loss="infonce")
+        assert warnings(caplog)[-1].endswith(COMPARED_REMEDIES)
+
+
+def test_no_remedy_is_in_use_already() -> None:
+    assert "infonce" in collapse_remedies(False) and "sigreg" in collapse_remedies(False)
+    assert not {"infonce", "sigreg", "variance"} & {*collapse_remedies(True).replace("`", "").split()}

@@ -14,7 +14,7 @@ import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
-from stepjepa.views.layouts import LAYOUTS, ReadoutOptions, question_and_answer
+from stepjepa.views.layouts import LAYOUTS, ReadoutOptions, layout, question_and_answer
 from stepjepa.views.sequences import Pair, Readout, TokenizedRecord, TokenSequence, View
 
 # The main text: template 0 1 2, question 3 to 6, template 7, steps 8 9 10 | 11 12 | 13 14, end of turn 15.
@@ -224,3 +224,12 @@ def test_a_question_is_paired_with_the_first_text_behind_its_tool_calls() -> Non
     # A call that says something is the answer, as is an empty answer without a call.
     assert question_and_answer((asked, CALL | {"content": "Let me see."}, RESULT, told)) == [(0, 1)]
     assert question_and_answer((asked, said("assistant", " "), user, told)) == [(0, 1), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("modes", "got"), [("llm-jepa", "'llm-jepa'"), (("step_jepa", "llm-jepa"), "'step_jepa'"), ((), r"\(\)")]
+)
+def test_modes_of_a_layout_are_a_tuple_of_known_ones(modes: Any, got: str) -> None:
+    with pytest.raises(ValueError, match=f"modes: expected some of regular, llm-jepa, .*, got {got}"):
+        layout("own", modes)
+    assert "own" not in LAYOUTS

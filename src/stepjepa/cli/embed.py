@@ -31,7 +31,7 @@ class EmbedFlags:
     model_path: str = option(help="run or checkpoint folder, or hub id", metavar="PATH", group="files")
     input_file: str = option(help="JSON lines, CSV, TSV, Parquet or Arrow", metavar="FILE", group="files")
     output_file: str = option(
-        help="FILE.npy, float32 [rows, dimensions]; or FILE.parquet with line and step, too",
+        help="FILE.npy, float32 [rows, dimensions], or FILE.parquet; the table has line and step, too",
         metavar="FILE",
         group="files",
     )

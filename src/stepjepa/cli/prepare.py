@@ -62,7 +62,7 @@ def _converter(args: argparse.Namespace) -> tuple[Convert, str]:
     if kind == "steps":
         splitter = {} if args.custom is None else {"splitter": load("custom", args.custom)}
         options = from_args(StepOptions, args, **splitter)
-        expected = "--question_field, steps in --response_field (train --steps_from reads thoughts), or --custom"
+        expected = "--question_field, and --response_field with steps (of a thought: train --steps_from reasoning)"
         return partial(convert_response, options=options), expected
     convert = CONVERSIONS[kind].convert
     if kind == "gsm8k":

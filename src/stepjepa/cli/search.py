@@ -65,6 +65,10 @@ def run(args: argparse.Namespace) -> JsonObject:
 
     reading = from_args(ReadingSettings, args)
     config = reading.check(args.model_path)
+    if config.mode == "step-jepa":
+        fault = "a model of step-jepa searches by steps behind their chat, not by bare texts"
+        remedy = "in Python jepa.index(texts).search(records) does"
+        raise UserError(f"{fault}; {remedy}", path=args.model_path)
     of_answers = "source" if config.reverse_pred else "target"
     bad, map_bad = (BadRecords(args.bad_records, settings=("bad_records",)) for _ in range(2))
     corpus = read_texts(args.corpus, args.column, answers=args.side == of_answers, bad=bad)

@@ -16,6 +16,7 @@ from stepjepa.cli.published import CommandLine, translate_train
 from stepjepa.config.devices import DEVICES
 from stepjepa.config.option import FROM_ONE, POSITIVE, SHARE, check_effects, option
 from stepjepa.config.run import RunConfig
+from stepjepa.config.trainer import NEEDLESS
 
 
 @dataclass
@@ -39,6 +40,7 @@ def add_flags(parser: Parser) -> None:
     parser.more_help = more_help
     never = "a run folder is never overwritten; name another --output_dir, or resume with --resume_from_checkpoint last"
     parser.not_flags = {f"--{name}": never for name in ("overwrite", "overwrite_output_dir", "force")}
+    parser.not_flags |= {f"--{name}": f"{remedy}, see --{ours}" for name, (remedy, ours) in NEEDLESS.items()}
     parser.not_flags |= {
         "--warmup": "did you mean --warmup_steps (of the learning rate), or --lbd_warmup?",
         "--test_file": "'stepjepa evaluate --test_file FILE' scores answers of the trained model; records for losses "

@@ -25,7 +25,7 @@ from stepjepa.config.option import (
     options_of,
     short_repr,
 )
-from stepjepa.views.layouts import changes_text, layouts_of, modes_of, name_layout
+from stepjepa.views.layouts import LAYOUTS, changes_text, layouts_of, modes_of, name_layout
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
@@ -73,7 +73,8 @@ class JepaConfig:
     )
     layout: str | None = _views(
         None,
-        f"which sequences the views become; {_CHOICES}; the first is the default; or a custom module:function",
+        f"how views become sequences: {', '.join(LAYOUTS)}; {_CHOICES}; the first is the default; or a custom "
+        "module:function",
         metavar="NAME",
     )
     predictors: int | None = _views(

@@ -23,6 +23,16 @@ WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict", "remove_unused_columns")
 """Fields of ``TrainingArguments`` that have no effect with ``JepaTrainer``, and are refused."""
 
 
+_TRAINED_ALONE = ("leave it out: the assistant's tokens alone are trained anyway", "labels")
+NEEDLESS = {
+    "packing": ("leave it out: rows are packed without contamination anyway", "row_length"),
+    "padding_free": ("leave it out: rows are packed without padding anyway", "row_length"),
+    "assistant_only_loss": _TRAINED_ALONE,
+    "completion_only_loss": _TRAINED_ALONE,
+}
+"""Setting of TRL's ``SFTConfig`` that is always on here -> what to do instead, and the setting of ours to look at."""
+
+
 def changed_defaults() -> JsonObject:
     """Return the fields of ``TrainingArguments`` that have another default in ``stepjepa train``, by name."""
     return {

@@ -174,7 +174,7 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
         raise RowError(f"{missing} (there is {columns})", "a record needs 'messages', or two such columns", *bare)
     if (steps := next((name for name, value in row.items() if _is_list_of_texts(value)), None)) is not None:
         raise RowError(f"{missing} (there is {columns})", _steps_remedy(str(steps)))
-    remedy = Remedy("columns", f"name the two with `{_COLUMNS}`", "name the two prompt and completion")
+    remedy = Remedy("columns", f"name the two with `{_COLUMNS}`", "rename the two to prompt and completion")
     texts = Remedy("column", "name the `column` of bare texts")
     raise RowError(f"{missing} (there is {columns})", texts, remedy)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import write_json
 from stepjepa.base.json_object import JsonObject
@@ -49,8 +50,8 @@ pipeline_tag: sentence-similarity
 
 # {name}
 
-Embeddings of a model trained with a joint-embedding predictive loss ({mode}, layout {layout}, {predictors} predictor
-tokens), exported by stepjepa {version}. A query and its document are near each other.
+Embeddings of a model trained with a joint-embedding predictive loss ({mode}, layout {layout}, {predictors}),
+exported by stepjepa {version}. A query and its document are near each other.
 
 ```python
 from sentence_transformers import SentenceTransformer
@@ -135,7 +136,7 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str) -> Non
         "name": name,
         "mode": config.mode,
         "layout": config.layout,
-        "predictors": config.used_predictors,
+        "predictors": counted(config.used_predictors, "predictor token"),
         "version": versions()["stepjepa"],
         "length": tokenizer.model_max_length,
         "query": "How many singers do we have?",

@@ -37,7 +37,10 @@ class ScoringSettings:
     """The settings that ``stepjepa evaluate`` and ``stepjepa score`` share; UserError if a value is not allowed."""
 
     test_file: str | os.PathLike[str] = option(
-        help="records to evaluate; JSON lines with 'messages'", group="files", names=("input_file",), metavar="FILE"
+        help="records to evaluate; JSON lines, JSON, CSV, TSV, Parquet or Arrow",
+        group="files",
+        names=("input_file",),
+        metavar="FILE",
     )
     output_file: str | os.PathLike[str] = option(
         help="file of answers and scores, JSON lines, one per example", group="files", metavar="FILE"

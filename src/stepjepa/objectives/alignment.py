@@ -187,7 +187,7 @@ class Alignment(_OfPairs):
 
     The weight, lambda of the paper, follows a schedule over the run: ``constant``; ``warmup`` rises from 0 over the
     first share ``warmup`` of the run; ``cosine`` falls to 0 along half a cosine. ValueError for a distance that does
-    not say whether it compares pairs.
+    not say whether it compares pairs, TypeError for what is no distance.
     """
 
     head_name = "predictor_head"
@@ -200,6 +200,9 @@ class Alignment(_OfPairs):
     head: str | None = None  # kind of the predictor head on the source, see ``PredictorHead``; None for none
 
     def __post_init__(self) -> None:
+        if isinstance(self.distance, type) or not callable(self.distance):
+            got = f"the class {self.distance.__name__}" if isinstance(self.distance, type) else repr(self.distance)
+            raise TypeError(f"distance: expected one such as InfoNCE(), got {got}; write Alignment(0.1, InfoNCE())")
         if not isinstance(getattr(self.distance, "compares_pairs", None), bool):
             name = getattr(self.distance, "__name__", type(self.distance).__name__)
             raise ValueError(

@@ -82,8 +82,8 @@ class ViewTokenizer(RecordTokenizer):
             side = "target" if self.config.reverse_pred else "source"
             first = texts[0] if texts else Text("")
             raise UserError(
-                f"a {side} view of step-jepa is a step behind its chat, so a text alone is none; pass records "
-                "('messages'), or embed the other side",
+                f"a {side} view of step-jepa is a step behind its chat, which a text alone does not have; pass records "
+                f"('messages'), or `side {'source' if side == 'target' else 'target'}`",
                 path=first.path,
                 line=first.line,
             )

@@ -38,7 +38,7 @@ from stepjepa.objectives.packing import make_collator, packing
 from stepjepa.objectives.pair_embedding import PairEmbedder
 from stepjepa.objectives.provenance import Provenance, save_with_record, trained_config
 from stepjepa.objectives.reading import SIDES, ViewReader, has_objective, reading_config
-from stepjepa.objectives.setup import check_own, set_up, set_up_attention
+from stepjepa.objectives.setup import check_own, check_parts, set_up, set_up_attention
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.objectives.view_embeddings import SideEmbeddings, ViewEmbeddings
 from stepjepa.store.environment import versions
@@ -102,6 +102,7 @@ class Jepa:
         rows: bool = True,
         heads: bool = True,
     ) -> None:
+        check_parts(model, tokenizer, config)
         self.model, self.tokenizer, self.config, self.seed = model, tokenizer, config or JepaConfig(), seed
         self.system_prompt: str | None = None
         self._provenance = Provenance(self.config.to_dict())

@@ -27,6 +27,16 @@ COLLAPSE_REMEDIES = (
     "try `jepa_loss_type infonce` with a small `lbd`, `sigreg 0.05`, or `variance 1` `covariance 0.04` "
     "(`target_grad stop` and `target_grad ema` only slow it down)"
 )
+# With such an objective an early log line shows the untrained model, whose embeddings are often alike.
+COMPARED_REMEDIES = (
+    "the objective compares pairs, which moves embeddings apart during training; if it stays so, train longer, or with "
+    "more pairs in a batch (docs/how-to/collapse.md)"
+)
+
+
+def collapse_remedies(compares_pairs: bool) -> str:
+    """Return what helps against a collapse, by whether a term of the objective compares pairs."""
+    return COMPARED_REMEDIES if compares_pairs else COLLAPSE_REMEDIES
 
 
 def describe_collapse(logs: dict[str, float]) -> str | None:

@@ -46,6 +46,21 @@ def _terms(config: JepaConfig) -> Iterator[Term]:
         yield load_term(entry["term"], entry["args"])
 
 
+def _checked(terms: object) -> list[Term]:
+    """Return the terms as a list; raise a ``TypeError`` for what is no term, and for one without a name."""
+    if isinstance(terms, Term) or not isinstance(terms, Iterable):
+        raise TypeError(f"terms: expected a list of terms, got {type(terms).__name__}; write [LMLoss(), ...]")
+    checked = list(terms)
+    for term in checked:
+        if isinstance(term, type):
+            raise TypeError(f"terms: expected {term.__name__}(...), got the class; call it")
+        if not isinstance(term, Term):
+            raise TypeError(f"terms: expected a stepjepa.Term, got {type(term).__name__}; write a class of it")
+        if not hasattr(term, "name"):
+            raise TypeError(f"terms: {type(term).__name__} has no name; put @stepjepa.term('my_loss') above the class")
+    return checked
+
+
 # Term name -> denominator of its mean, summed over the optimizer step.
 Counts = Mapping[str, Tensor | float]
 
@@ -60,7 +75,7 @@ class Objective:
 
     def __init__(self, terms: Iterable[Term], layer: int = -1) -> None:
         self.terms: dict[str, Term] = {}
-        for term in terms:
+        for term in _checked(terms):
             if term.name in self.terms:
                 raise UserError(f"two terms are called '{term.name}'; leave one, or give one another name")
             self.terms[term.name] = term
@@ -128,7 +143,12 @@ class Objective:
             batch: the micro-batch.
             context: step, seed and gathering of rows.
         """
-        return {name: term(encoded, batch, context) for name, term in self.terms.items()}
+        sums = {name: term(encoded, batch, context) for name, term in self.terms.items()}
+        for name, value in sums.items():
+            if not isinstance(value, Tensor) or value.dim():
+                got = f"shape {[*value.shape]}" if isinstance(value, Tensor) else type(value).__name__
+                raise TypeError(f"term '{name}': expected its sum over the batch, a tensor of shape [], got {got}")
+        return sums
 
     def means(self, sums: Mapping[str, Tensor], counts: Counts, progress: float | None = None) -> dict[str, Tensor]:
         """Divide the sums by ``counts`` (a count of 0 counts as 1); add ``loss``, the weighted sum of the means.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.chat.template import ChatTemplate
@@ -20,7 +22,6 @@ from stepjepa.models.trained_rows import replace_token_layers
 from stepjepa.views.layouts import LAYOUTS
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -75,6 +76,17 @@ def _check_model(model: PreTrainedModel) -> None:
     if not hasattr(base_model(model), "generation_config"):
         kind = type(base_model(model)).__name__
         raise ValueError(f"expected a causal language model, got a {kind}; load it with AutoModelForCausalLM")
+
+
+def check_parts(model: object, tokenizer: object, config: object) -> None:
+    """Raise a ``TypeError`` for an argument of ``Jepa`` of another kind, such as a name or one in another's place."""
+    for name, value, fits, expected in (
+        ("model", model, isinstance(model, nn.Module), "a model, as load_model(NAME) returns one"),
+        ("tokenizer", tokenizer, hasattr(tokenizer, "apply_chat_template"), "the tokenizer of the model"),
+        ("config", config, config is None or isinstance(config, JepaConfig), "JepaConfig(...)"),
+    ):
+        if not fits:
+            raise TypeError(f"{name}: got {type(value).__name__}, expected {expected}")
 
 
 def check_own(model: nn.Module, batch: object, prepared: nn.Module) -> None:

@@ -133,10 +133,15 @@ AnyTerm = TypeVar("AnyTerm", bound=Term)
 def term(name: str, label: str | None = None) -> Callable[[type[AnyTerm]], type[AnyTerm]]:
     """Register a class of terms under its name in logs; ``label`` is its name on the screen, by default the same.
 
-    ValueError for a name that logs or checkpoints use for something else.
+    TypeError for what is no class of terms, ValueError for a name that logs or checkpoints use for something else.
     """
+    if callable(name):
+        raise TypeError("expected the name of the term in logs: @term('my_loss')")
 
     def register(cls: type[AnyTerm]) -> type[AnyTerm]:
+        if not (isinstance(cls, type) and issubclass(cls, Term)):
+            kind = getattr(cls, "__name__", type(cls).__name__)
+            raise TypeError(f"term: expected a class derived from stepjepa.Term, got '{kind}'")
         if reserved := {name, cls.head_name} & _RESERVED:
             raise ValueError(
                 f"expected another name for a term than '{reserved.pop()}', which logs or checkpoints use for "

@@ -73,7 +73,7 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
     reasons = counts.dropped.most_common()
     if not records:
         causes = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad.count else [])
-        hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
+        hint = f"; expected {expected}; there is {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
         raise UserError(f"no record could be kept ({'; '.join(causes) or 'it is empty'}){hint}", path=name)
     parts: Sequence[list[JsonObject]] = [records]
     if settings.test_size is not None:

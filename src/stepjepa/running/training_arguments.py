@@ -33,6 +33,7 @@ def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> Traini
         UserError: transformers refuses them, or :func:`check_arguments` does.
     """
     values = _values(run, has_eval, **more)
+    _check_best(values, has_eval)
     if values.get("push_to_hub"):
         check_online()
     try:
@@ -47,6 +48,22 @@ def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> Traini
     except (ValueError, ImportError, TypeError, RuntimeError) as error:
         raise UserError(" ".join(str(error).split())) from None
     return result
+
+
+def _check_best(values: Mapping[str, object], has_eval: bool) -> None:
+    """Raise a ``UserError`` for a best checkpoint without held-out records, or saved at other steps than measured.
+
+    Transformers says which strategies differ, and not which settings make them equal.
+    """
+    if not values.get("load_best_model_at_end"):
+        return
+    if not has_eval:
+        remedy = "set `eval_file`, or `data_file` in place of `train_file`"
+        raise UserError(f"`load_best_model_at_end` needs held-out records to choose by; {remedy}")
+    evaluates, saves = values.get("eval_strategy"), values.get("save_strategy", "steps")
+    if saves not in (evaluates, "best"):
+        got = f"got `eval_strategy {evaluates}` and `save_strategy {saves}`; set `save_strategy {evaluates}`"
+        raise UserError(f"`load_best_model_at_end` needs a checkpoint at each evaluation, {got}")
 
 
 def _values(run: RunConfig, has_eval: bool, **more: object) -> dict[str, object]:

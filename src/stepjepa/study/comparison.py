@@ -3,7 +3,7 @@
 import html
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -117,7 +117,7 @@ _TEST_COLUMNS = {"difference": "mean", "low": "low", "high": "high"}
 
 
 def compare(
-    runs: Runs,
+    runs: Runs | str | os.PathLike[str] | InFolder,
     *,
     evaluation: str | None = None,
     baseline: str | None = None,
@@ -127,8 +127,9 @@ def compare(
     """Compare evaluated runs: group runs that differ only in their seeds into arms, and test each against a baseline.
 
     Args:
-        runs: run folders, folders of sweeps, or runs of ``stepjepa.run``, in any order; arms are named by their sweep,
-            or by what differs. If all are one run, trained several times, each is an arm, named by its folder.
+        runs: the folder of a sweep; or run folders, folders of sweeps, or runs of ``stepjepa.run``, in any order; arms
+            are named by their sweep, or by what differs. If all are one run, trained several times, each is an arm,
+            named by its folder.
         evaluation: name of the evaluation to read in each run; needed only if a run has several.
         baseline: name of the arm to compare with; by default that of the sweep, the regular arm, or the first of
             the folders of one run.
@@ -148,6 +149,8 @@ def compare(
     """
     if tails not in TAILS:
         raise ValueError(f"tails: expected one of {', '.join(TAILS)}, got '{tails}'")
+    if isinstance(runs, str | os.PathLike) or not isinstance(runs, Iterable):
+        runs = [runs]
     if not runs:
         raise ValueError("runs: expected run folders to compare, got none")
     places = _places(runs)

@@ -17,6 +17,7 @@ from stepjepa.base.typed_json import default_of
 from stepjepa.batch.dataset import STRATEGIES
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.option import similar_settings
+from stepjepa.config.trainer import NEEDLESS
 from stepjepa.models.architecture import has_experts
 from stepjepa.models.probe import leaves_weights_unused
 
@@ -39,10 +40,7 @@ UNSUPPORTED = {
 
 REMEDIES = {
     "max_length": "set it in JepaConfig(max_length=...)",
-    "packing": "leave it out: rows are packed without contamination anyway, see JepaConfig(row_length=...)",
-    "padding_free": "leave it out: rows are packed without padding anyway",
-    "assistant_only_loss": "leave it out: the assistant's tokens alone are trained anyway, see JepaConfig(labels=...)",
-    "completion_only_loss": "leave it out: the assistant's tokens alone are trained anyway, see JepaConfig(labels=...)",
+    **{name: f"{remedy}, see JepaConfig({ours}=...)" for name, (remedy, ours) in NEEDLESS.items()},
     "chat_template_path": "set tokenizer.chat_template before you pass the tokenizer",
     "model_init_kwargs": "pass the model of from_pretrained(..., **model_init_kwargs)",
     "eos_token": "set tokenizer.eos_token before you pass the tokenizer",

@@ -26,7 +26,7 @@ from stepjepa.base.terminal import note, spelled
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.models.ema import EmaEncoder
 from stepjepa.models.weights import all_finite
-from stepjepa.objectives.monitors import COLLAPSE_REMEDIES, describe_collapse
+from stepjepa.objectives.monitors import collapse_remedies, describe_collapse
 from stepjepa.objectives.term import TERMS
 from stepjepa.store.folder import BOARD_FOLDER, METRICS_FILE
 from stepjepa.training.interface import TrainerInterface
@@ -140,8 +140,8 @@ def console_line(logs: dict[str, float]) -> str | None:
 class LogCallback(TrainerCallback):
     """Writes every line of logs to ``metrics.jsonl``, prints its losses, and warns of a collapse, once in a run."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, compares_pairs: bool = False) -> None:
+        self._recorder, self._compares_pairs = recorder, compares_pairs
         self._warned = False
         self._untrained: list[JsonObject] = []  # lines of evaluations before the training
 
@@ -189,7 +189,8 @@ class LogCallback(TrainerCallback):
             sys.stdout.flush()
         if not self._warned and (warning := describe_collapse(logs)) is not None:
             self._warned = True
-            logger.warning("step %d: %s; %s", state.global_step, warning, spelled(COLLAPSE_REMEDIES))
+            remedies = spelled(collapse_remedies(self._compares_pairs))
+            logger.warning("step %d: %s; %s", state.global_step, warning, remedies)
 
     def _is_of_another(self, metrics: Path) -> bool:
         """Return whether a file of metrics is the user's own, or of a run that this trainer has not resumed."""

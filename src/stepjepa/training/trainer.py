@@ -171,7 +171,12 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             train_dataset=self.train_dataset,
             eval_dataset=self.eval_dataset,
             processing_class=tokenizer,
-            callbacks=[self.recorder, LogCallback(self.recorder), ObjectiveInTracker(self.jepa), *callbacks],
+            callbacks=[
+                self.recorder,
+                LogCallback(self.recorder, self.objective.compares_pairs),
+                ObjectiveInTracker(self.jepa),
+                *callbacks,
+            ],
             optimizers=optimizers,
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
         )

@@ -4,7 +4,7 @@ To add one: write ``(record, predictors, reading) -> list[TokenSequence]``, and 
 Help, checks and the reference read the table.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ import numpy as np
 from stepjepa.base.errors import UserError
 from stepjepa.chat.thought import without_thought
 from stepjepa.views.sequences import Ids, Kind, Readout, TokenizedRecord, TokenSequence, View, main_sequence
+
+MODES = ("regular", "llm-jepa", "step-jepa")
 
 
 class ReadoutOptions(NamedTuple):
@@ -77,7 +79,7 @@ LAYOUTS: dict[str, Layout] = {}
 
 def layout(
     name: str,
-    modes: tuple[str, ...],
+    modes: Collection[str],
     *,
     views_in_text: bool = False,
     changes_text: bool = False,
@@ -91,10 +93,16 @@ def layout(
         views_in_text: the first message of a pair is a part of the chat, not rendered alone.
         changes_text: it inserts tokens into the main sequence, which changes the LM loss.
         partners: maps the messages of a chat to the indices of the first and of the second message of each pair.
+
+    Raises:
+        ValueError: ``modes`` is no tuple of modes.
     """
+    if isinstance(modes, str) or not modes or (unknown := sorted({*modes} - {*MODES})):
+        got = repr(modes) if isinstance(modes, str) or not modes else f"'{unknown[0]}'"
+        raise ValueError(f"modes: expected some of {', '.join(MODES)}, in a tuple, got {got}")
 
     def register(place: PlaceFn) -> PlaceFn:
-        LAYOUTS[name] = Layout(name, modes, views_in_text, changes_text, place=place, partners=partners)
+        LAYOUTS[name] = Layout(name, tuple(modes), views_in_text, changes_text, place=place, partners=partners)
         return place
 
     return register

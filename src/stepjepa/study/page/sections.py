@@ -172,6 +172,13 @@ _CHARTED = (
 none: they are of the whole run."""
 
 
+def _compares_pairs(run: LoggedRun) -> bool:
+    """Return whether the objective of a run has a term that compares pairs, as its record says."""
+    return run.get("jepa", "jepa_loss_type") == "infonce" or any(
+        run.get("jepa", name) for name in ("sigreg", "variance", "covariance")
+    )
+
+
 def steps_section(runs: Sequence[LoggedRun], look: Look) -> Section:
     """Make the section of charts over steps, with a legend of the runs and a warning if embeddings collapsed.
 
@@ -179,7 +186,7 @@ def steps_section(runs: Sequence[LoggedRun], look: Look) -> Section:
         runs: those of the page.
         look: name of a run -> its colour and line style.
     """
-    from stepjepa.objectives.monitors import COLLAPSE_REMEDIES, describe_collapse
+    from stepjepa.objectives.monitors import collapse_remedies, describe_collapse
 
     warnings = []
     for run in runs:
@@ -187,7 +194,8 @@ def steps_section(runs: Sequence[LoggedRun], look: Look) -> Section:
         if logged and (
             fault := describe_collapse({name: value for name, value in logged[-1].items() if is_number(value)})
         ):
-            warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {fault}; {spelled(COLLAPSE_REMEDIES)}")
+            remedies = spelled(collapse_remedies(_compares_pairs(run)))
+            warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {fault}; {remedies}")
     logged_names = dict.fromkeys(name for run in runs for line in run.metrics for name in line)
     trained = [name for name in logged_names if not name.startswith(HELD_OUT)]
     columns = dict.fromkeys(set_and_metric(name, trained)[1] for name in logged_names)
