@@ -139,9 +139,7 @@ def term(name: str, label: str | None = None) -> Callable[[type[AnyTerm]], type[
         raise TypeError("expected the name of the term in logs: @term('my_loss')")
 
     def register(cls: type[AnyTerm]) -> type[AnyTerm]:
-        if not (isinstance(cls, type) and issubclass(cls, Term)):
-            kind = getattr(cls, "__name__", type(cls).__name__)
-            raise TypeError(f"term: expected a class derived from stepjepa.Term, got '{kind}'")
+        _check_class(cls)
         if reserved := {name, cls.head_name} & _RESERVED:
             raise ValueError(
                 f"expected another name for a term than '{reserved.pop()}', which logs or checkpoints use for "
@@ -152,6 +150,13 @@ def term(name: str, label: str | None = None) -> Callable[[type[AnyTerm]], type[
         return cls
 
     return register
+
+
+def _check_class(cls: object) -> None:
+    """Raise a ``TypeError`` for what is no class of terms."""
+    if not (isinstance(cls, type) and issubclass(cls, Term)):
+        kind = getattr(cls, "__name__", type(cls).__name__)
+        raise TypeError(f"term: expected a class derived from stepjepa.Term, got '{kind}'")
 
 
 def load_term(address: str, settings: JsonObject) -> Term:
