@@ -19,8 +19,8 @@ from stepjepa.store.prompts import prompts_file
 from stepjepa.store.record import RunRecord, record_of, write_record
 
 TRANSFORMERS_5 = (
-    "needs transformers 5, here and in programs that serve it: version 4 can't read the tokenizer, and would take "
-    "default rotary frequencies for the model's own"
+    "needs transformers 5, here and in programs that serve it: version 4 can't read the tokenizer, and would "
+    "replace the model's rotary frequencies by default ones"
 )
 """Version 4 knows neither the tokenizer class nor ``rope_parameters``, which it ignores without an error."""
 
