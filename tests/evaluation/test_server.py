@@ -423,16 +423,16 @@ def test_the_evaluation_of_a_server_is_resumed_by_the_name_of_its_model(test_fil
         assert ask(other, test_file)["exact"] == 1.0
         assert not other.gets
         for changes, words in (
-            ({"server_model": "n"}, "another server_model;"),
-            ({"max_new_tokens": 3}, "another max_new_tokens;"),
-            ({"temperature": 1.0}, "another temperature, seed;"),
+            ({"server_model": "n"}, r"another server_model \(\w+, now n\);"),
+            ({"max_new_tokens": 3}, r"another max_new_tokens \(\d+, now 3\);"),
+            ({"temperature": 1.0}, r"another temperature \(0.0, now 1.0\), seed \(none, now \d+\);"),
         ):
             with pytest.raises(UserError, match=words):
                 ask(other, test_file, **changes)
     settings = EvaluationSettings(
         model_path="tiny", test_file=test_file, output_file=test_file.parent / "out.jsonl", task="generic"
     )
-    with pytest.raises(UserError, match=r"another model, engine, max_new_tokens"):
+    with pytest.raises(UserError, match=r"another model( \([^)]*\))?, engine \(server, now hf\), max_new_tokens \("):
         Evaluation(settings)
 
 
