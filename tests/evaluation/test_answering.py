@@ -11,6 +11,7 @@ import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.chat.special_tokens import all_predictor_ids
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
@@ -135,6 +136,21 @@ def test_questions_keep_their_own_answers_and_likelihoods():
 
 def make_scores(tokenizer):
     return AnswerScores(tiny.records(), GenericTask(), tokenizer, max_new_tokens=5, batch_size=2)
+
+
+def test_the_loss_of_a_line_is_the_mean_over_the_tokens_of_the_right_answer(tiny_tokenizer):
+    model, records = tiny.make_model("llama").eval(), tiny.records()
+    batches = make_scores(tiny_tokenizer).batcher(model).answer_missing(())
+    for line in (line for lines in batches for line in lines):
+        turn = ChatTemplate(tiny_tokenizer).turns(records[line["index"]].messages)[-1]
+        prompt, whole = (
+            tiny_tokenizer(text, add_special_tokens=False).input_ids for text in (turn.text[: turn.answer], turn.text)
+        )
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([whole])).logits[0, len(prompt) - 1 : -1]
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(whole[len(prompt) :]))
+        assert line["gold_tokens"] == len(whole) - len(prompt)
+        assert line["gold_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_shares_of_several_processes_add_up_to_the_whole(tiny_tokenizer):

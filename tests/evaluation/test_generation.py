@@ -213,6 +213,11 @@ def test_sampling_follows_the_seed_and_leaves_the_generator_alone(model, tokeniz
     samples = make_generator(model, tokenizer, temperature=2.0, num_samples=3).answer(ids)
     assert [len(each) for each in samples] == [3] * len(ids)
     assert len({answer.text for each in samples for answer in each}) > 3
+    # Near temperature 0 all samples of a prompt are its greedy answer: none is another prompt's.
+    cold = make_generator(model, tokenizer, temperature=1e-6, num_samples=3).answer(ids)
+    assert [[answer.text for answer in each] for each in cold] == [
+        [greedy.text] * 3 for (greedy,) in make_generator(model, tokenizer).answer(ids)
+    ]
     assert torch.equal(torch.get_rng_state(), before)
 
 
