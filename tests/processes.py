@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,6 +33,7 @@ from stepjepa.models.attention import enable_trees
 from stepjepa.models.lm_head import LMHead
 from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.pair_cache import cache_pairs, terms_of_steps
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.objectives.text import LMLoss
 from stepjepa.training.trainer import JepaTrainer
@@ -69,6 +71,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "a contrastive distance of one's own": {"mode": "llm-jepa"},
     "infonce, grouped by prompt": {"mode": "llm-jepa", "jepa_loss_type": "infonce"},
     "infonce, calls of segments": {"mode": "llm-jepa", "jepa_loss_type": "infonce", "layout": "branched"},
+    "infonce of a step": {"mode": "llm-jepa", "jepa_loss_type": "infonce", "sigreg": 0.3, "compare_pairs_in": "step"},
     "all steps, one varlen call": {"mode": "step-jepa", "pairs": "all"},
 }
 
@@ -116,6 +119,11 @@ def objective_of(name: str) -> Objective:
     return objective_with(config_of(name), *more, model=model_of(name) if name in OF_MICRO_BATCHES else None)
 
 
+def compares_pairs_of_micro_batches(name: str) -> bool:
+    """Whether the loss depends on which records share a micro-batch."""
+    return objective_of(name).compares_pairs and config_of(name).compare_pairs_in == "micro-batch"
+
+
 def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Weights and lines of losses of a run of the Trainer over two epochs, ``batch`` records a process at once."""
     if name in KERNELS:
@@ -131,7 +139,7 @@ def _trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tenso
         str(folder),
         per_device_train_batch_size=batch,
         per_device_eval_batch_size=batch,
-        gradient_accumulation_steps=1 if objective_of(name).compares_pairs else 2 * more,
+        gradient_accumulation_steps=1 if compares_pairs_of_micro_batches(name) else 2 * more,
         num_train_epochs=2,
         learning_rate=0.05,
         optim="sgd",
@@ -218,10 +226,13 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
             dist.all_reduce(counts)
         gather = gather_rows if objective.compares_pairs else no_gather
         context = Context(step, 3, step * STEP / len(keys), gather)
+        terms, cached = terms_of_steps(config, objective.terms), [None] * len(batches)
+        if terms:
+            cached = cache_pairs(model, batches, terms, context, layer=objective.layer, every_batch=True)
         sums = torch.zeros(len(objective.names) + 1)
-        for batch in batches:
+        for batch, of_batch in zip(batches, cached, strict=True):
             means = dict(zip(objective.names, counts.tolist(), strict=True))
-            losses = jepa_loss(model, batch, objective, means, context)
+            losses = jepa_loss(model, batch, objective, means, replace(context, cached=of_batch))
             (losses.loss * world).backward()
             sums += torch.stack([part.detach() for part in (*losses.parts.values(), losses.loss)])
         optimizer.step()

@@ -25,6 +25,7 @@ from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import add_lora
 from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.pair_cache import cache_pairs
 from stepjepa.objectives.term import Context
 from stepjepa.objectives.text import LMLoss, PromptLoss
 from stepjepa.training import flop_counts
@@ -332,6 +333,22 @@ def test_averaged_decoder_runs_where_there_are_pairs() -> None:
     assert flops.of_batch(given) == measure(lambda: run(model, given, context=context))
     counted = measure(lambda: run(model, plain, context=context))
     assert flops.of_batch(plain) == flops.regular().of_batch(plain) == counted
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("bert", marks=pytest.mark.slow)])
+def test_first_pass_of_a_step_runs_where_there_are_pairs(name: str) -> None:
+    model = prepared(name)
+    objective = Objective([LMLoss(), Alignment(head="mlp")])
+    attach_heads(model, objective.heads(model.config))
+    flops = FlopModel.of(model, first_pass=True)
+    given, plain = batch(), batch(views=False)
+
+    def step() -> None:
+        (cached,) = cache_pairs(model, [given], {}, Context())
+        run(model, given, objective, Context(cached=cached))
+
+    assert flops.of_batch(given) == measure(step)
+    assert flops.of_batch(plain) == flops.regular().of_batch(plain)
 
 
 @pytest.mark.slow

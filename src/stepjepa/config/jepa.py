@@ -156,6 +156,11 @@ class JepaConfig:
         "distinct: pairs whose source or target has the same tokens are no negatives of each other; all: as published",
         only_with="jepa_loss_type infonce",
     )
+    compare_pairs_in: Literal["micro-batch", "step"] = _loss(
+        "micro-batch",
+        "pairs that infonce, sigreg, variance and covariance compare: those of a micro-batch, or of the whole optimizer "
+        "step; step costs one more forward pass and no memory (GradCache)",
+    )
     jepa_ratio: float = _loss(
         1.0,
         "share of optimizer steps with the alignment loss; the others run without views, at the cost of regular "

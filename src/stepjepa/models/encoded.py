@@ -59,11 +59,15 @@ class Encoded:
 
     def replace_targets(self, ema_states: Callable[[Batch, int], Tensor]) -> None:
         """Replace the target embeddings by those of the averaged weights (``Context.ema_states``)."""
-        source, target = self.pairs
+        target = self.pairs[1]
         if len(target):
             target = pool_readouts(ema_states(self.batch, self.layer), self.batch, "target")
-        # Detached even without pairs, so that no process waits for another one in the backward pass.
-        self.pairs = source, target.detach()
+        # Even without pairs, so that no process waits for another one in the backward pass.
+        self.fix_targets(target)
+
+    def fix_targets(self, target: Tensor) -> None:
+        """Replace the target embeddings by constants ``[P, D]``, which get no gradient."""
+        self.pairs = self.pairs[0], target.detach()
 
     def token_loss(self, index: Tensor, token_ids: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return the summed cross-entropy of tokens, a float32 scalar, without the logits of the whole batch.

@@ -264,8 +264,9 @@ class Jepa:
             if self.config.uses_views and getattr(self.config, name) != all_steps:
                 instead = "'collate(records, views=False)' in the steps without views"
                 raise ValueError(f"{name}: use {all_steps}, and {instead}; or train with JepaTrainer")
-        if self.config.target_grad == "ema":
-            raise ValueError("target_grad 'ema' needs JepaTrainer; use 'stop' or 'on'")
+        for name, value in (("target_grad", "ema"), ("compare_pairs_in", "step")):
+            if getattr(self.config, name) == value:
+                raise ValueError(f"{name} '{value}' needs JepaTrainer; leave it out")
         if self._provenance.lacks_objective:
             message = "the run was trained with an objective that was passed in Python, which its folder does not hold"
             raise ValueError(f"{message}; pass it to Jepa(model, tokenizer, config, objective=...)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from stepjepa.models.encoded import Encoded
 from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
 from stepjepa.objectives.monitors import MONITORS, MetricWindow
 from stepjepa.objectives.router import router_loss
-from stepjepa.objectives.term import Context, Term, load_term
+from stepjepa.objectives.term import Context, Term, checked_sum, load_term
 from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
 
 if TYPE_CHECKING:
@@ -143,12 +144,11 @@ class Objective:
             batch: the micro-batch.
             context: step, seed and gathering of rows.
         """
-        sums = {name: term(encoded, batch, context) for name, term in self.terms.items()}
-        for name, value in sums.items():
-            if not isinstance(value, Tensor) or value.dim():
-                got = f"shape {[*value.shape]}" if isinstance(value, Tensor) else type(value).__name__
-                raise TypeError(f"term '{name}': expected its sum over the batch, a tensor of shape [], got {got}")
-        return sums
+        cached = {} if context.cached is None else context.cached.terms
+        return {
+            name: cached[name].sum(*encoded.pairs) if name in cached else checked_sum(name, term(encoded, batch, context))
+            for name, term in self.terms.items()
+        }
 
     def means(self, sums: Mapping[str, Tensor], counts: Counts, progress: float | None = None) -> dict[str, Tensor]:
         """Divide the sums by ``counts`` (a count of 0 counts as 1); add ``loss``, the weighted sum of the means.
@@ -205,14 +205,20 @@ def jepa_loss(
     """
     context = context or Context()
 
+    cached = context.cached
+
     def evaluate(encoded: Encoded) -> dict[str, Tensor]:
-        if context.ema_states is not None:
+        if context.ema_states is not None and cached is not None:
+            encoded.fix_targets(cached.target)
+        elif context.ema_states is not None:
             encoded.replace_targets(context.ema_states)
         source, target = encoded.pairs
         return {**objective.sums(encoded, batch, context), "source": source.detach(), "target": target.detach()}
 
     routers = objective.reads_router_logits
-    sums = encode(model, batch, evaluate, layer=objective.layer, layers=objective.layers, router_logits=routers)
+    replayed = nullcontext() if cached is None or cached.random is None else cached.random.replayed(batch.input_ids)
+    with replayed:
+        sums = encode(model, batch, evaluate, layer=objective.layer, layers=objective.layers, router_logits=routers)
     source, target = sums.pop("source"), sums.pop("target")
     parts = objective.means(sums, objective.counts([batch]) if counts is None else counts, context.progress)
     return Losses(parts.pop("loss"), parts, sums, source, target)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from stepjepa.batch.micro_batch import Batch
     from stepjepa.models.encoded import Encoded
+    from stepjepa.objectives.cached_pairs import CachedPairs
 
 
 def no_gather(rows: Tensor) -> tuple[Tensor, int]:
@@ -63,6 +64,8 @@ class Context:
     gather: Callable[[Tensor], tuple[Tensor, int]] = no_gather  # gather_rows or no_gather; a collective call
     # (batch, layer) -> [cells, D] hidden states under averaged weights, with `target_grad` 'ema'
     ema_states: Callable[[Batch, int], Tensor] | None = None
+    # Terms that compare the pairs of the whole step, worked out before; None to compare those of the micro-batch.
+    cached: CachedPairs | None = None
 
 
 @dataclass
@@ -78,7 +81,7 @@ class Term(ABC):
     label: ClassVar[str]  # name on the screen; set by @term
     layers: ClassVar[tuple[int, ...]] = (-1,)  # hidden states that it reads with Encoded.at
     of_pairs: ClassVar[bool] = False  # a mean over pairs: 0 in regular training and in steps without views
-    compares_pairs: ClassVar[bool] = False  # its value depends on which pairs share a micro-batch
+    compares_pairs: ClassVar[bool] = False  # its value depends on which pairs share a micro-batch, or a step
     reads_router_logits: ClassVar[bool] = False  # it reads Encoded.router_logits, of a mixture of experts
     head_name: ClassVar[str | None] = None  # name of its own weights; None for the term's name
 
@@ -115,6 +118,14 @@ class Term(ABC):
         They are in ``encoded.heads``. ``config`` is the decoder's (``model.config.get_text_config()``).
         """
         return None
+
+
+def checked_sum(name: str, value: object) -> Tensor:
+    """Return the sum that a term gave; raise a ``TypeError`` that names the term for anything but a scalar tensor."""
+    if isinstance(value, Tensor) and not value.dim():
+        return value
+    got = f"shape {[*value.shape]}" if isinstance(value, Tensor) else type(value).__name__
+    raise TypeError(f"term '{name}': expected its sum over the batch, a tensor of shape [], got {got}")
 
 
 TERMS: dict[str, type[Term]] = {}

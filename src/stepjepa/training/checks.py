@@ -14,6 +14,7 @@ from stepjepa.config.run import GroupBy
 from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import uses_flex
 from stepjepa.objectives.objective import Objective
+from stepjepa.objectives.pair_cache import check_compared_pairs
 from stepjepa.objectives.term import Term
 from stepjepa.objectives.text import LMLoss
 
@@ -46,6 +47,7 @@ def check_objective(
             f"`{without}` leaves steps without views, in which no loss has a weight above 0, so they would train "
             f"nothing; leave `{without}` out, or raise `gamma`"
         )
+    check_compared_pairs(config, objective.terms)
     check_batch_size(config, args, objective.compares_pairs)
     if held_out:
         check_held_out_batch(config, args, objective.compares_pairs)
@@ -59,19 +61,24 @@ def _have_weight(terms: Iterable[Term]) -> bool:
 def check_batch_size(
     config: JepaConfig, args: TrainingArguments, compares_pairs: bool, prepared: Prepared | None = None
 ) -> None:
-    """Raise a ``ValueError`` if a term that compares pairs would see only one pair per batch.
+    """Raise a ``ValueError`` if a term that compares pairs would see only one pair at a time.
 
     Args:
         config: of the objective.
         args: the Trainer's arguments.
-        compares_pairs: whether a term compares the pairs of a micro-batch.
+        compares_pairs: whether a term compares the pairs of a micro-batch, or of a step.
         prepared: records as tokens, which say whether one has several pairs with ``pairs`` 'all'; None for not yet.
     """
-    if compares_pairs and args.train_batch_size * args.world_size == 1 and _one_pair_each(config, prepared):
-        raise ValueError(
-            "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise `batch_size` (and lower "
-            "`grad_accum`), or take another loss"
-        )
+    of_step, accumulated = config.compare_pairs_in == "step", args.gradient_accumulation_steps
+    compared = args.train_batch_size * args.world_size * (accumulated if of_step else 1)
+    if not compares_pairs or compared > 1 or not _one_pair_each(config, prepared):
+        return
+    if of_step:
+        fault, remedy = "a step, and a step of 1 record has one", "raise `batch_size` or `grad_accum`"
+    else:
+        fault = "a micro-batch, and a batch of 1 has one"
+        remedy = "raise `batch_size` (and lower `grad_accum`), compare those of a step (`compare_pairs_in step`)"
+    raise ValueError(f"the loss compares the pairs of {fault}; {remedy}, or take another loss")
 
 
 def check_held_out_batch(

@@ -198,11 +198,13 @@ def flops_before_head(model: nn.Module) -> Passes:
     return Passes(forward // _POSITIONS, counter.get_total_flops() // _POSITIONS)
 
 
-def predictor_head_flops(model: nn.Module) -> int:
+def predictor_head_flops(model: nn.Module) -> Passes:
     """Return the FLOPs of the predictor head's linear layers per source embedding."""
     heads = find_heads(model)
     if heads is None or "predictor_head" not in heads:
-        return 0
+        return Passes(0, 0)
     layers = [layer for layer in heads["predictor_head"].modules() if isinstance(layer, nn.Linear)]
+    products = [2 * layer.in_features * layer.out_features for layer in layers]
     # The forward pass, the gradient of the input embedding, and the gradient of a trained weight.
-    return sum(2 * layer.in_features * layer.out_features * (2 + layer.weight.requires_grad) for layer in layers)
+    times = [2 + layer.weight.requires_grad for layer in layers]
+    return Passes(sum(products), sum(product * number for product, number in zip(products, times, strict=True)))

@@ -9,7 +9,7 @@ user's own terms, whose inputs are unknown here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
@@ -76,12 +76,22 @@ class FlopModel:
     pair: int = 0  # per pair: the predictor head
     fixed: int = 0  # per pass: adapted weights of experts, which PEFT recomputes; one state before the LM head
     token_rows: int = 0  # the part of ``label`` that trains token rows of an otherwise frozen head
-    ema_token: int = 0  # per token of a micro-batch with pairs: the forward pass of the averaged decoder
-    ema_square: int = 0  # per (query, key) of that pass
+    # Forward passes without a backward pass, of a micro-batch with pairs: of averaged weights, and the first of two
+    # passes where the pairs of a step are compared.
+    forward_token: int = 0
+    forward_square: int = 0
+    forward_fixed: int = 0
+    forward_pair: int = 0
 
     @classmethod
     def of(
-        cls, model: nn.Module, *, gradient_checkpointing: bool = False, reentrant: bool = False, ema: bool = False
+        cls,
+        model: nn.Module,
+        *,
+        gradient_checkpointing: bool = False,
+        reentrant: bool = False,
+        ema: bool = False,
+        first_pass: bool = False,
     ) -> FlopModel:
         """Fit the cost to passes of three lengths; a large model's on fake tensors, if its operations allow that.
 
@@ -90,26 +100,33 @@ class FlopModel:
             gradient_checkpointing: layers are recomputed in the backward pass.
             reentrant: by the variant ``use_reentrant``.
             ema: averaged weights encode the target: one more forward pass of the decoder, without backward pass.
+            first_pass: a forward pass gives the embeddings of a step before its training (``compare_pairs_in``).
         """
         checkpoint_fn = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
         decoder, head, before_head = fit_decoder(model, checkpoint_fn), head_flops(model), flops_before_head(model)
+        predictor_head = predictor_head_flops(model)
         return cls(
             token=decoder.both.token,
             square=decoder.both.square,
             label=head.label + before_head.both,
-            pair=predictor_head_flops(model),
+            pair=predictor_head.both,
             # In every pass one state goes through the model's own layers before the head, see ``encode``.
             fixed=decoder.both.fixed + before_head.forward,
             token_rows=head.token_rows,
-            ema_token=decoder.forward.token if ema else 0,
-            ema_square=decoder.forward.square if ema else 0,
+            forward_token=(ema + first_pass) * decoder.forward.token,
+            forward_square=(ema + first_pass) * decoder.forward.square,
+            forward_fixed=first_pass * (decoder.forward.fixed + before_head.forward),
+            forward_pair=first_pass * predictor_head.forward,
         )
 
     def of_shape(self, shape: Shape) -> int:
         """Return the FLOPs of a micro-batch of this shape, forward and backward."""
         total = shape.tokens * self.token + shape.squares * self.square + shape.passes * self.fixed
         total += shape.labels * self.label + shape.pairs * self.pair
-        return total + bool(shape.pairs) * (shape.tokens * self.ema_token + shape.squares * self.ema_square)
+        if shape.pairs:
+            total += shape.tokens * self.forward_token + shape.squares * self.forward_square
+            total += shape.passes * self.forward_fixed + shape.pairs * self.forward_pair
+        return total
 
     def of_batch(self, batch: Batch) -> int:
         """Return the FLOPs of a micro-batch, forward and backward, padding included."""
@@ -118,5 +135,4 @@ class FlopModel:
     def regular(self, *, trains_rows: bool = False) -> FlopModel:
         """Return the cost of regular training; ``trains_rows`` if that trains token rows, too, as with ``plain``."""
         rows = 0 if trains_rows else self.token_rows
-        head = {"label": self.label - rows, "token_rows": self.token_rows - rows}
-        return replace(self, pair=0, ema_token=0, ema_square=0, **head)
+        return FlopModel(self.token, self.square, self.label - rows, 0, self.fixed, self.token_rows - rows)

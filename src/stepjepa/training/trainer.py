@@ -50,6 +50,7 @@ from stepjepa.training.private import check_transformers
 from stepjepa.training.recording import Recorder
 from stepjepa.training.refused_methods import RefusedMethods
 from stepjepa.training.resuming import ResumeCallback
+from stepjepa.training.step_pairs import StepPairs, has_first_pass
 from stepjepa.training.trackers import ObjectiveInTracker
 from stepjepa.training.trainer_data import DataTrainer
 
@@ -238,6 +239,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
     def _add_parts(self, args: TrainingArguments, *, track_flop: bool) -> None:
         """Add what runs beside Trainer: meter, FLOPs, averaged weights, and callbacks that Trainer does not have."""
         self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
+        self.step_pairs = StepPairs(self)
         self.resume = ResumeCallback(self)
         self.add_callback(self.resume)
         self.ema = None
@@ -246,7 +248,8 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
             self.add_callback(EmaCallback(self.ema, self.model))
         # Must run before sharding: needs the complete model.
-        self.flops = FlopModel.of(self.model, **recomputation(args), ema=self.ema is not None)
+        passes = {"ema": self.ema is not None, "first_pass": has_first_pass(self.jepa, args)}
+        self.flops = FlopModel.of(self.model, **recomputation(args), **passes)
         say = print if self.is_world_process_zero() else lambda line: None
         self.tracker = FlopTracker(self.flops, self.total, say) if track_flop else None
         # A notebook has another bar, with a table, which stays.
@@ -278,6 +281,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         counts = self._step_counts = self._counts(batches)
         self.guard.begin_step()
+        self.step_pairs.begin_step(batches, counts)
         self.meter.begin_step(counts)
         return batches, counts
 
@@ -311,12 +315,15 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         if counts is None:
             # A subclass need not pass them on.
             counts = self._step_counts if self._in_step else self._counts([inputs])
+        # Not a call by a callback or for held-out records, which is no part of the line of logs. A subclass may have a
+        # ``training_step`` of its own.
+        in_step, context = self._in_step or num_items_in_batch is not None, self.context()
+        if in_step:
+            context = self.step_pairs.add_to(context, model, inputs)
         with noise_of_sequences(self.model, inputs, self.neftune_noise_alpha):
-            losses = jepa_loss(model, inputs, self.objective, counts, self.context())
+            losses = jepa_loss(model, inputs, self.objective, counts, context)
         loss = losses.loss
-        if self._in_step or num_items_in_batch is not None:
-            # Not a call by a callback or for held-out records, which is no part of the line of logs. A subclass may
-            # have a ``training_step`` of its own.
+        if in_step:
             self.meter.add(inputs, losses, counts)
             loss = self.guard.watch(losses)
         # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
