@@ -158,8 +158,8 @@ class JepaConfig:
     )
     compare_pairs_in: Literal["micro-batch", "step"] = _loss(
         "micro-batch",
-        "pairs that infonce, sigreg, variance and covariance compare: those of a micro-batch, or of the whole optimizer "
-        "step; step costs one more forward pass and no memory (GradCache)",
+        "pairs that infonce, sigreg, variance and covariance compare: of a micro-batch, or of the optimizer step; "
+        "step costs one more forward pass and no memory (GradCache)",
     )
     jepa_ratio: float = _loss(
         1.0,
