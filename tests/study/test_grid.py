@@ -61,6 +61,22 @@ def test_the_baseline_comes_first_and_is_added_if_it_is_regular(tmp_path: Path) 
     assert read_grid(tmp_path / "grid.yaml").seeds == (82, 23, 37, 84, 4)
 
 
+def test_a_shared_flag_that_the_added_baseline_does_not_take_is_named_where_it_stands(tmp_path: Path) -> None:
+    def read(flags: dict[str, Any]) -> dict[str, Any]:
+        if "regular" in flags and "lbd" in flags:
+            raise UserError("`regular` has no views, so `lbd` does nothing with it; leave one out")
+        return flags
+
+    grid = grid_of(tmp_path, train={"lbd": 0.1}, arms={"jepa": {}})
+    with pytest.raises(UserError, match="arms that it is for; arm 'regular' is added as the baseline") as error:
+        expand(grid, read, as_arguments)
+    assert "grid.yaml:4: train.lbd: `regular` has no views" in str(error.value)
+    # An arm of the file is named with its own line.
+    grid = grid_of(tmp_path, train={"lbd": 0.1}, arms={"regular": {"regular": True}})
+    with pytest.raises(UserError, match=r"grid.yaml:7: arms.regular.regular: .* leave one out$"):
+        expand(grid, read, as_arguments)
+
+
 def test_names_are_file_names_unique_and_stable(tmp_path: Path) -> None:
     values = ["a/b", "a-b", "a b", "../x", ".", "", "é", "x" * 300, "x" * 300 + "y", {"a": 1}, {"a": 2}, "1_0"]
     labels = [trial.label for trial in trials_of(tmp_path, arms={"a": {"f": values}})[1:]]

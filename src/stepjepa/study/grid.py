@@ -49,6 +49,7 @@ class Grid:
     arms: dict[str, Flags]  # the baseline first
     seeds: tuple[int, ...]
     baseline: str
+    adds_baseline: bool = False  # the file has no arm of that name
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,9 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
         raise _error(source, allowed, "arms")
     arm_flags = {name: _flags(source, "train", flags, "arms", name) for name, flags in arms.items()}
     baseline = values.get("baseline", BASELINE)
-    if baseline == BASELINE:
-        arm_flags.setdefault(BASELINE, {"regular": True})
+    adds_baseline = baseline == BASELINE and BASELINE not in arm_flags
+    if adds_baseline:
+        arm_flags[BASELINE] = {"regular": True}
     if not isinstance(baseline, str) or baseline not in arm_flags:
         raise _error(source, f"there is no arm '{baseline}'; name one of {', '.join(arm_flags)}", "baseline")
     numbers = values.get("seeds", SEEDS) if seeds is None else seeds
@@ -95,7 +97,10 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
         fault = f"expected different whole numbers of 0 to 2**32 - 1, got {json.dumps(numbers, default=str)}"
         raise _error(source, fault, "seeds") if seeds is None else UserError(f"seeds: {fault}")
     shared = {name: _flags(source, name, values.get(name), name) for name in ("train", "evaluate")}
-    return Grid(source, **shared, arms={baseline: {}, **arm_flags}, seeds=tuple(map(int, numbers)), baseline=baseline)
+    ordered = {baseline: {}, **arm_flags}
+    return Grid(
+        source, **shared, arms=ordered, seeds=(*map(int, numbers),), baseline=baseline, adds_baseline=adds_baseline
+    )
 
 
 def _is_seed(value: object) -> bool:
@@ -149,7 +154,12 @@ def expand(grid: Grid, read_train: ReadTrain, read_evaluate: ReadEvaluate) -> li
     settings: dict[str, JsonObject] = {}
     for arm, flags in grid.arms.items():
         for label, chosen in _choices(grid, arm, flags):
-            with _errors_at(grid, (("arms", arm), flags), (("train",), grid.train)):
+            added = grid.adds_baseline and arm == grid.baseline
+            places = [(("train",), grid.train)] if added else [(("arms", arm), flags), (("train",), grid.train)]
+            remedy = (
+                f", or write it under the arms that it is for; arm '{arm}' is added as the baseline" if added else ""
+            )
+            with _errors_at(grid, *places, remedy=remedy):
                 train = read_train({**grid.train, **chosen})
             # Some file systems ignore case.
             equal = (name for name in settings if settings[name] == train or name.casefold() == label.casefold())
@@ -165,14 +175,14 @@ def expand(grid: Grid, read_train: ReadTrain, read_evaluate: ReadEvaluate) -> li
 
 
 @contextmanager
-def _errors_at(grid: Grid, *places: tuple[tuple[str, ...], Flags]) -> Iterator[None]:
-    """Add file, line and key of the flag that an error names; of the first place if it names none."""
+def _errors_at(grid: Grid, *places: tuple[tuple[str, ...], Flags], remedy: str = "") -> Iterator[None]:
+    """Add file, line and key of the flag that an error names, of the first place if it names none; and a remedy."""
     try:
         yield
     except UserError as error:
         words = [*re.findall(r"(?:--|`)(\w+)", str(error)), *re.findall(r"\w+", str(error))]
         uses = ((*keys, word) for word in words for keys, flags in places if word in flags)
-        raise _error(grid.source, str(error), *next(uses, places[0][0])) from None
+        raise _error(grid.source, f"{error}{remedy}", *next(uses, places[0][0])) from None
 
 
 def _choices(grid: Grid, arm: str, arm_flags: Flags) -> Iterator[tuple[str, Flags]]:
