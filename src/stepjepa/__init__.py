@@ -29,6 +29,7 @@ _NAMES = {
     "models.probe": "EncodingChoice",
     "objectives.alignment": "Alignment ContrastiveDistance Cosine Covariance Distance InfoNCE L2 MSE SIGReg Variance "
     "equal_partners",
+    "objectives.cached_pairs": "CachedPairs",
     "objectives.monitors": "effective_rank",
     "objectives.objective": "Losses Objective jepa_loss",
     "objectives.router": "RouterLoss",
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from stepjepa.objectives.alignment import SIGReg as SIGReg
     from stepjepa.objectives.alignment import Variance as Variance
     from stepjepa.objectives.alignment import equal_partners as equal_partners
+    from stepjepa.objectives.cached_pairs import CachedPairs as CachedPairs
     from stepjepa.objectives.embedding import Embedder as Embedder
     from stepjepa.objectives.index import Hit as Hit
     from stepjepa.objectives.index import TextIndex as TextIndex

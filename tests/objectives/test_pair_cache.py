@@ -22,6 +22,7 @@ from stepjepa.models.attention import enable_trees
 from stepjepa.models.encoded import Encoded
 from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.cached_pairs import CachedTerm
+from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.pair_cache import cache_pairs, check_compared_pairs, terms_of_steps
 from stepjepa.objectives.term import Context, Term, term
@@ -225,3 +226,27 @@ def test_accumulation_trains_what_one_batch_trains(
         line.pop("total_flos", None)
         assert same.pop("total_flos", 1) > 0
         assert same == pytest.approx(line, rel=1e-4, abs=1e-5)
+
+
+def test_a_loop_of_ones_own(trained_tokenizer: Any) -> None:
+    records = tiny.records()
+
+    def jepa_of(where: str) -> Jepa:
+        config = JepaConfig(jepa_loss_type="infonce", lbd=0.7, compare_pairs_in=where)  # type: ignore[arg-type]
+        return Jepa(tiny.make_model("llama", seed=3).double(), copy.deepcopy(trained_tokenizer), config)
+
+    one, jepa = jepa_of("micro-batch"), jepa_of("step")
+    expected = tiny.gradients(one.model, one.loss(one.model, one.collate(records)).loss)
+    batches = [jepa.collate(records[:1]), jepa.collate(records[1:])]
+    counts, pairs = jepa.counts(batches), jepa.step_pairs(jepa.model, batches)
+    assert repr(pairs[1]) == "CachedPairs(2 pairs of a step; jepa_loss)"
+    parts = zip(batches, pairs, strict=True)
+    total = sum(jepa.loss(jepa.model, batch, counts, pairs=of_batch).loss for batch, of_batch in parts)
+    tiny.assert_same_gradients(tiny.gradients(jepa.model, total), expected, 1e-6)
+    # A step of one batch needs no first pass.
+    alone = jepa.loss(jepa.model, jepa.collate(records)).loss
+    tiny.assert_same_gradients(tiny.gradients(jepa.model, alone), expected, 1e-6)
+    with pytest.raises(ValueError, match=r"needs those of jepa.step_pairs\(model, batches\)"):
+        jepa.loss(jepa.model, batches[0], counts)
+    with pytest.raises(ValueError, match="compare_pairs_in is 'micro-batch'"):
+        one.step_pairs(one.model, batches)

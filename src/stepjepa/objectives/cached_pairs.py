@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from stepjepa.base.counting import counted
+
 
 @dataclass(frozen=True)
 class CachedTerm:
@@ -63,3 +65,6 @@ class CachedPairs:
     terms: dict[str, CachedTerm]  # by the names of the terms that compare pairs
     target: Tensor  # [P, D] target embeddings
     random: RandomState | None  # None for a micro-batch without a first pass: it has no pairs
+
+    def __repr__(self) -> str:
+        return f"CachedPairs({counted(len(self.target), 'pair')} of a step; {', '.join(self.terms)})"

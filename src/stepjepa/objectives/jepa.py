@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from stepjepa.base.json_object import JsonObject
@@ -21,27 +19,28 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.batch_sizes import ANSWERED, EMBEDDED
-from stepjepa.config.jepa import JepaConfig, Pooling, Quantization, check_objective_effects
+from stepjepa.config.jepa import JepaConfig, Pooling, Quantization
 from stepjepa.data.record import Record
 from stepjepa.data.records import as_records
-from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads, number_of_layers
+from stepjepa.models.architecture import attach_heads, base_model, evaluating, number_of_layers
 from stepjepa.models.encode import check_layer
 from stepjepa.models.generation import Generator
 from stepjepa.models.loading import load_for_inference
 from stepjepa.models.sampling import Sampling
 from stepjepa.objectives.asking import answer_all
+from stepjepa.objectives.cached_pairs import CachedPairs
 from stepjepa.objectives.embedding import Embedder, ViewTokenizer
 from stepjepa.objectives.index import TextIndex
 from stepjepa.objectives.inputs import Chat, EmbedOptions, Inputs, as_questions
-from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
+from stepjepa.objectives.objective import Counts, Losses, Objective, averaged_counts, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
+from stepjepa.objectives.pair_cache import cache_pairs, check_has_pairs, needed_terms
 from stepjepa.objectives.pair_embedding import PairEmbedder
-from stepjepa.objectives.provenance import Provenance, save_with_record, trained_config
+from stepjepa.objectives.provenance import Provenance, record_in_loop, save_with_record, trained_config
 from stepjepa.objectives.reading import SIDES, ViewReader, has_objective, reading_config
-from stepjepa.objectives.setup import check_own, check_parts, set_up, set_up_attention
-from stepjepa.objectives.term import Context, gather_rows, no_gather
+from stepjepa.objectives.setup import check_heads, check_loop, check_own, check_parts, set_up, set_up_attention
+from stepjepa.objectives.term import Context, process_count
 from stepjepa.objectives.view_embeddings import SideEmbeddings, ViewEmbeddings
-from stepjepa.store.environment import versions
 from stepjepa.store.prompts import common_system_prompt
 from stepjepa.store.record import RunRecord, record_of
 from stepjepa.views.layouts import LAYOUTS
@@ -113,8 +112,7 @@ class Jepa:
             # A model on the CPU will be moved to the accelerator later, if there is one.
             device = torch.accelerator.current_accelerator(check_available=True) or base.device
         self._device_type = torch.device(device).type
-        grouped = dist.is_available() and dist.is_initialized()
-        self._processes, self._autocast = processes or (dist.get_world_size() if grouped else 1), autocast
+        self._processes, self._autocast = processes or process_count(), autocast
         if rows:
             self.encoding, self.encoding_reason = set_up(model, tokenizer, self.config, seed)
         else:
@@ -212,12 +210,24 @@ class Jepa:
         Every process must call it for its own batches. The counts of all processes are added up and divided by the
         number of processes, since DDP and FSDP average gradients.
         """
-        counts = self.objective.counts(batches)
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            values = torch.tensor([*counts.values()], dtype=torch.float64, device=batches[0].input_ids.device)
-            dist.all_reduce(values)
-            counts = dict(zip(counts, (values / dist.get_world_size()).tolist(), strict=True))
-        return counts
+        return averaged_counts(self.objective.counts(batches), batches[0].input_ids.device)
+
+    def step_pairs(self, model: nn.Module, batches: Sequence[Batch], *, step: int | None = None) -> list[CachedPairs]:
+        """Run the first pass over the batches of an optimizer step, with ``compare_pairs_in='step'``.
+
+        Every process must call it, with equally many batches; ``model`` and ``step`` are as for :meth:`loss`.
+
+        Returns:
+            The argument ``pairs`` of :meth:`loss` for each batch.
+
+        Raises:
+            ValueError: ``compare_pairs_in`` is not ``step``, or what :meth:`loss` refuses.
+        """
+        self._check(model, *batches)
+        terms = needed_terms(self.config, self.objective.terms)
+        context = Context(self._calls if step is None else step, self.seed, gather=self.objective.gather)
+        gathers = model is not self.model  # wrapped weights may be gathered by all processes together
+        return cache_pairs(model, batches, terms, context, layer=self.objective.layer, every_batch=gathers)
 
     def loss(
         self,
@@ -225,6 +235,7 @@ class Jepa:
         batch: Batch,
         counts: Counts | None = None,
         *,
+        pairs: CachedPairs | None = None,
         step: int | None = None,
         progress: float | None = None,
     ) -> Losses:
@@ -234,6 +245,7 @@ class Jepa:
             model: the one of the constructor, wrapped or not.
             batch: of :meth:`collate`, on the model's device.
             counts: of the whole optimizer step, see :meth:`counts`; None if the step has this batch alone.
+            pairs: of :meth:`step_pairs`, with ``compare_pairs_in='step'``; None if the step has this batch alone.
             step: number of the optimizer step, which seeds the draws of SIGReg and STP; None counts the calls from 0.
             progress: completed fraction of the run, for ``lbd_schedule``; None for the weight itself.
 
@@ -243,38 +255,29 @@ class Jepa:
         Raises:
             ValueError: the objective needs ``JepaTrainer``, or a head that the model lacks.
         """
-        if self._checked is not model or not isinstance(batch, Batch):
-            check_own(model, batch, self.model)
-            self._check_loss(model)
-            self._checked = model
+        self._check(model, batch)
+        check_has_pairs(self.config, self.objective.terms, counts, pairs)
         counts = self.counts([batch]) if counts is None else counts
         step = self._calls if step is None else step
         self._calls += 1
         records = replace(batch.records, rng_keys=tuple((step, index) for _, index in batch.records.rng_keys))
-        batch = Batch(batch | {"records": records})
-        gather = gather_rows if self.objective.compares_pairs else no_gather
-        return jepa_loss(model, batch, self.objective, counts, Context(step, self.seed, progress, gather))
+        context = Context(step, self.seed, progress, self.objective.gather, cached=pairs)
+        return jepa_loss(model, Batch(batch | {"records": records}), self.objective, counts, context)
 
     __call__ = loss
 
-    def _check_loss(self, model: nn.Module) -> None:
-        """Raise a ``ValueError`` for missing heads, and for settings that do nothing or need ``JepaTrainer``."""
-        check_objective_effects(self.config, own_terms=self._own_objective is not None)
-        for name, all_steps in (("jepa_ratio", 1.0), ("jepa_epochs", None)):
-            if self.config.uses_views and getattr(self.config, name) != all_steps:
-                instead = "'collate(records, views=False)' in the steps without views"
-                raise ValueError(f"{name}: use {all_steps}, and {instead}; or train with JepaTrainer")
-        for name, value in (("target_grad", "ema"), ("compare_pairs_in", "step")):
-            if getattr(self.config, name) == value:
-                raise ValueError(f"{name} '{value}' needs JepaTrainer; leave it out")
-        if self._provenance.lacks_objective:
-            message = "the run was trained with an objective that was passed in Python, which its folder does not hold"
-            raise ValueError(f"{message}; pass it to Jepa(model, tokenizer, config, objective=...)")
+    def _check(self, model: nn.Module, *batches: Batch) -> None:
+        """Raise an error for what is no batch; once for each model, for missing heads and what a loop can't have."""
+        if self._checked is model and all(isinstance(batch, Batch) for batch in batches):
+            return
+        for batch in batches:
+            check_own(model, batch, self.model)
+        check_loop(self.config, self.objective.terms, own_terms=self._own_objective is not None)
+        self._provenance.check_objective()
         with torch.device("meta"):
             needed = self.objective.heads(base_model(self.model).config.get_text_config(), self.seed)
-        if missing := needed.keys() - (find_heads(model) or nn.ModuleDict()).keys():
-            names = ", ".join(sorted(missing))
-            raise ValueError(f"expected a model with {names}, got one without; Jepa(..., heads=True) attaches new ones")
+        check_heads(model, needed)
+        self._checked = model
 
     # -- embeddings and answers ----------------------------------------------------------------------------------------
 
@@ -438,11 +441,8 @@ class Jepa:
         """
         if not is_main_process():
             return
-        record = RunRecord(jepa=json.loads(json.dumps(self.config.to_dict())), versions=versions())
-        if self._own_objective is not None:
-            record = replace(record, objective={"terms": self._own_objective.names})
-        if self.system_prompt is not None:
-            record = replace(record, system_prompts=[self.system_prompt])
+        own_terms = None if self._own_objective is None else self._own_objective.names
+        record = record_in_loop(self.config, own_terms, self.system_prompt)
         save_with_record(Path(folder), self.model, self.tokenizer, record)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from stepjepa.base.errors import UserError
@@ -17,7 +18,8 @@ from stepjepa.models.encoded import Encoded
 from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
 from stepjepa.objectives.monitors import MONITORS, MetricWindow
 from stepjepa.objectives.router import router_loss
-from stepjepa.objectives.term import Context, Term, checked_sum, load_term
+from stepjepa.objectives.term import (
+    Context, Term, checked_sum, gather_rows, load_term, no_gather, process_count)
 from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
 
 if TYPE_CHECKING:
@@ -89,6 +91,11 @@ class Objective:
         self.layers = sorted({layer, -1, *(layer for term in self.terms.values() for layer in term.layers)})
 
     @property
+    def gather(self) -> Callable[[Tensor], tuple[Tensor, int]]:
+        """The ``Context.gather`` of a training: of all processes if a term compares pairs, else of none."""
+        return gather_rows if self.compares_pairs else no_gather
+
+    @property
     def metrics(self) -> list[str]:
         """Names of what is measured on held-out records: the terms, their weighted sum, and monitors of pairs."""
         return [*self.names, "loss", *(MONITORS if self.of_pairs else ())]
@@ -158,6 +165,20 @@ class Objective:
         parts = {name: value / (float(counts[name]) or 1.0) for name, value in sums.items()}
         weighted = [self.terms[name].weight_at(progress) * part for name, part in parts.items()]
         return parts | {"loss": torch.stack(weighted).sum()}
+
+
+def averaged_counts(counts: dict[str, float], device: torch.device) -> dict[str, float]:
+    """Return the sums of counts over all processes, divided by the number of processes; a collective call.
+
+    Args:
+        counts: of this process, by the names of terms.
+        device: of the processes' communication.
+    """
+    if (processes := process_count()) == 1:
+        return counts
+    values = torch.tensor([*counts.values()], dtype=torch.float64, device=device)
+    dist.all_reduce(values)
+    return dict(zip(counts, (values / processes).tolist(), strict=True))
 
 
 class Losses(NamedTuple):

@@ -40,6 +40,28 @@ def check_compared_pairs(config: JepaConfig, terms: Mapping[str, Term]) -> None:
         )
 
 
+def needed_terms(config: JepaConfig, terms: Mapping[str, Term]) -> dict[str, Term]:
+    """Return :func:`terms_of_steps`; raise a ``ValueError`` if there is none, so that no first pass is needed."""
+    if not (needed := terms_of_steps(config, terms)):
+        raise ValueError("step_pairs: compare_pairs_in is 'micro-batch', which needs none; set it to 'step'")
+    return needed
+
+
+def check_has_pairs(
+    config: JepaConfig, terms: Mapping[str, Term], counts: object | None, pairs: CachedPairs | None
+) -> None:
+    """Raise a ``ValueError`` if a batch is trained without the pairs of the step that its terms compare.
+
+    Args:
+        config: of the objective.
+        terms: the terms, by name.
+        counts: of a step of several batches; None for a step of one, whose pairs are compared anyway.
+        pairs: of :func:`cache_pairs`; None without a first pass.
+    """
+    if counts is not None and pairs is None and torch.is_grad_enabled() and terms_of_steps(config, terms):
+        raise ValueError("pairs: compare_pairs_in 'step' needs those of jepa.step_pairs(model, batches)")
+
+
 def cache_pairs(
     model: nn.Module,
     batches: Sequence[Batch],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from stepjepa.models.generation_settings import save_generation_config
 from stepjepa.objectives.inputs import EmbedOptions
 from stepjepa.objectives.linear_map import FittedMap
 from stepjepa.objectives.reading import embedding_config, reading_config
+from stepjepa.store.environment import versions
 from stepjepa.store.folder import CARD_FILE, RUN_FILE, save_atomically
 from stepjepa.store.record import RunRecord, read_record, write_record
 
@@ -36,6 +38,12 @@ class Provenance:
         """Read the facts from the record of a run."""
         settings = None if record.jepa is None else trained_config(record).to_dict()
         return cls(settings, record.system_prompts or (), record.objective is not None)
+
+    def check_objective(self) -> None:
+        """Raise a ``ValueError`` if the model's folder does not hold the objective of its training."""
+        if self.lacks_objective:
+            message = "the run was trained with an objective that was passed in Python, which its folder does not hold"
+            raise ValueError(f"{message}; pass it to Jepa(model, tokenizer, config, objective=...)")
 
     def of_options(self, options: EmbedOptions) -> JepaConfig:
         """Return the settings by which ``Jepa.embedder`` reads; see ``reading.embedding_config`` for errors.
@@ -86,6 +94,22 @@ def trained_config(record: RunRecord) -> JepaConfig:
         return reading_config(None, "llm-jepa")
     # Runs of other versions may have settings that this version lacks.
     return JepaConfig(**{name: value for name, value in record.jepa.items() if name in DEFAULTS})
+
+
+def record_in_loop(config: JepaConfig, own_terms: list[str] | None, system_prompt: str | None) -> RunRecord:
+    """Return the record of a training in a loop of the user's own.
+
+    Args:
+        config: of the objective.
+        own_terms: names of the terms of an objective that was passed in Python; None without one.
+        system_prompt: that questions are answered behind; None if none is chosen.
+    """
+    return RunRecord(
+        jepa=json.loads(json.dumps(config.to_dict())),
+        versions=versions(),
+        objective=None if own_terms is None else {"terms": own_terms},
+        system_prompts=None if system_prompt is None else [system_prompt],
+    )
 
 
 def save_with_record(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -9,9 +10,9 @@ from torch import nn
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.chat.template import ChatTemplate
-from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.jepa import JepaConfig, check_objective_effects
 from stepjepa.models.adapters import check_adapter
-from stepjepa.models.architecture import base_model, find_decoder, number_of_layers
+from stepjepa.models.architecture import base_model, find_decoder, find_heads, number_of_layers
 from stepjepa.models.attention import enable_trees, uses_flex
 from stepjepa.models.encode import check_layer
 from stepjepa.models.generation_settings import serve_as_trained
@@ -19,6 +20,8 @@ from stepjepa.models.lm_head import LMHead
 from stepjepa.models.probe import EncodingChoice, choose_encoding, freeze_unreached, probe
 from stepjepa.models.token_rows import add_plain_rows, add_predictor_rows, added_rows, train_rows
 from stepjepa.models.trained_rows import replace_token_layers
+from stepjepa.objectives.pair_cache import check_compared_pairs
+from stepjepa.objectives.term import Term
 from stepjepa.views.layouts import LAYOUTS
 
 if TYPE_CHECKING:
@@ -108,6 +111,31 @@ def check_own(model: nn.Module, batch: object, prepared: nn.Module) -> None:
             "the model is not the one that this Jepa has set up, and its attention sees no trees; make a "
             "Jepa(model, tokenizer, config) of it"
         )
+
+
+def check_loop(config: JepaConfig, terms: Mapping[str, Term], *, own_terms: bool) -> None:
+    """Raise an error for settings that a training loop of the user's own can't have, or that do nothing there.
+
+    Args:
+        config: of the objective.
+        terms: the terms, by name.
+        own_terms: whether they are the user's, instead of those that the configuration describes.
+    """
+    check_objective_effects(config, own_terms=own_terms)
+    check_compared_pairs(config, terms)
+    for name, all_steps in (("jepa_ratio", 1.0), ("jepa_epochs", None)):
+        if config.uses_views and getattr(config, name) != all_steps:
+            instead = "'collate(records, views=False)' in the steps without views"
+            raise ValueError(f"{name}: use {all_steps}, and {instead}; or train with JepaTrainer")
+    if config.target_grad == "ema":
+        raise ValueError("target_grad 'ema' needs JepaTrainer; use 'stop' or 'on'")
+
+
+def check_heads(model: nn.Module, needed: Collection[str]) -> None:
+    """Raise a ``ValueError`` if a model lacks heads of terms, which are ``needed`` by name."""
+    if missing := {*needed} - {*(find_heads(model) or ())}:
+        names = ", ".join(sorted(missing))
+        raise ValueError(f"expected a model with {names}, got one without; Jepa(..., heads=True) attaches new ones")
 
 
 def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> EncodingChoice:

@@ -31,13 +31,18 @@ def no_gather(rows: Tensor) -> tuple[Tensor, int]:
     return rows, 0
 
 
+def process_count() -> int:
+    """Return the number of processes of torch's process group; 1 without one."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     """Gather the rows ``[P, D]`` of all processes, in rank order.
 
     Returns the rows, and the index of this process's first one. Gradients flow back to the process of each row. P may
     differ between processes; every process must call it, even with no rows.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if process_count() == 1:
         return rows, 0
     from torch.distributed.nn.functional import all_gather
 

@@ -28,7 +28,7 @@ from stepjepa.models.ema import EmaEncoder
 from stepjepa.models.weights import autocast_dtype
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
-from stepjepa.objectives.term import Context, gather_rows, no_gather
+from stepjepa.objectives.term import Context
 from stepjepa.store.folder import check_is_folder
 from stepjepa.training import argument_checks, checks
 from stepjepa.training.callbacks import BarCallback, EmaCallback, LogCallback, NonfiniteGuard, place_tensorboard
@@ -336,7 +336,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             step=self.state.global_step if training else 0,
             seed=self.args.seed,
             progress=self.state.global_step / max(self.state.max_steps, 1) if training else None,
-            gather=gather_rows if self.objective.compares_pairs else no_gather,
+            gather=self.objective.gather,
             ema_states=None if self.ema is None else self.ema.states,
         )
 
