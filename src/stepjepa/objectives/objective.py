@@ -18,8 +18,7 @@ from stepjepa.models.encoded import Encoded
 from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
 from stepjepa.objectives.monitors import MONITORS, MetricWindow
 from stepjepa.objectives.router import router_loss
-from stepjepa.objectives.term import (
-    Context, Term, checked_sum, gather_rows, load_term, no_gather, process_count)
+from stepjepa.objectives.term import Context, Term, checked_sum, gather_rows, load_term, no_gather, process_count
 from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ class Objective:
         """
         cached = {} if context.cached is None else context.cached.terms
         return {
-            name: cached[name].sum(*encoded.pairs) if name in cached else checked_sum(name, term(encoded, batch, context))
+            name: cached[name].sum(*encoded.pairs) if name in cached else checked_sum(term, encoded, batch, context)
             for name, term in self.terms.items()
         }
 

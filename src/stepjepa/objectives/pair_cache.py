@@ -105,7 +105,7 @@ def cache_pairs(
     pairs = _Pairs((source, target)), _Keys(len(source), torch.cat([batch.pair_keys for batch in batches]))
     cached: list[dict[str, CachedTerm]] = [{} for _ in batches]
     for name, term in terms.items():
-        value, gradients = _value_and_gradients(name, term, *pairs, context)
+        value, gradients = _value_and_gradients(term, *pairs, context)
         parts = zip(*(gradient.split(sizes) for gradient in gradients), strict=True)
         for number, (of_source, of_target) in enumerate(parts):
             share = value * (sizes[number] / max(len(source), 1))
@@ -153,12 +153,12 @@ class _Keys(_PairsOnly):
 
 
 def _value_and_gradients(
-    name: str, term: Term, encoded: _Pairs, batch: _Keys, context: Context
+    term: Term, encoded: _Pairs, batch: _Keys, context: Context
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return the sum of a term over the pairs of a step, and its gradients with respect to their embeddings."""
     source, target = encoded.pairs
     with torch.enable_grad():
-        value = checked_sum(name, term(cast(Encoded, encoded), cast(Batch, batch), context))
+        value = checked_sum(term, cast(Encoded, encoded), cast(Batch, batch), context)
     if not value.requires_grad:
         return value, (torch.zeros_like(source), torch.zeros_like(target))
     # A target that the term does not train has none.

@@ -125,12 +125,13 @@ class Term(ABC):
         return None
 
 
-def checked_sum(name: str, value: object) -> Tensor:
-    """Return the sum that a term gave; raise a ``TypeError`` that names the term for anything but a scalar tensor."""
+def checked_sum(term: Term, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+    """Call a term; raise a ``TypeError`` that names the term if it gives anything but a scalar tensor."""
+    value: object = term(encoded, batch, context)
     if isinstance(value, Tensor) and not value.dim():
         return value
     got = f"shape {[*value.shape]}" if isinstance(value, Tensor) else type(value).__name__
-    raise TypeError(f"term '{name}': expected its sum over the batch, a tensor of shape [], got {got}")
+    raise TypeError(f"term '{term.name}': expected its sum over the batch, a tensor of shape [], got {got}")
 
 
 TERMS: dict[str, type[Term]] = {}

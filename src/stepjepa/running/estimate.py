@@ -53,7 +53,6 @@ from stepjepa.training.checks import (
 )
 from stepjepa.training.flops import FlopModel, Shape, recomputation
 from stepjepa.training.plan import Plan, equal_compute
-from stepjepa.training.step_pairs import has_first_pass
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -166,9 +165,7 @@ def _set_up(
     check_positions(jepa.collator, prepared, held_out)
     recomputed = recomputation(training)
     try:
-        flops = FlopModel.of(
-            model, **recomputed, ema=config.target_grad == "ema", first_pass=has_first_pass(config, training)
-        )
+        flops = FlopModel.of_training(model, config, training)
     except (RuntimeError, NotImplementedError):
         flops = FlopModel()  # unknown: a mixture of experts routes by its weights
     plan = Plan.of(

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from stepjepa.batch.micro_batch import Batch
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.training.flop_counts import fit_decoder, flops_before_head, head_flops, predictor_head_flops
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ def recomputation(args: TrainingArguments) -> Recomputation:
     by_fsdp = str(fsdp.get("activation_checkpointing")).lower() == "true"
     reentrant = bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)) and not by_fsdp
     return {"gradient_checkpointing": bool(args.gradient_checkpointing) or by_fsdp, "reentrant": reentrant}
+
+
+def has_first_pass(config: JepaConfig, args: TrainingArguments) -> bool:
+    """Return whether steps have a first pass, see ``objectives.pair_cache``; one of one micro-batch needs none."""
+    return config.compare_pairs_in == "step" and args.gradient_accumulation_steps > 1
 
 
 class Shape(NamedTuple):
@@ -118,6 +124,12 @@ class FlopModel:
             forward_fixed=first_pass * (decoder.forward.fixed + before_head.forward),
             forward_pair=first_pass * predictor_head.forward,
         )
+
+    @classmethod
+    def of_training(cls, model: nn.Module, config: JepaConfig, args: TrainingArguments) -> FlopModel:
+        """Fit the cost of a training with these settings, see :meth:`of`."""
+        passes = {"ema": config.target_grad == "ema", "first_pass": has_first_pass(config, args)}
+        return cls.of(model, **recomputation(args), **passes)
 
     def of_shape(self, shape: Shape) -> int:
         """Return the FLOPs of a micro-batch of this shape, forward and backward."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from accelerate import Accelerator
 
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.objectives.monitors import RUNNING_SUMS, MetricWindow, ratio_column
@@ -12,6 +13,16 @@ from stepjepa.training.interface import MeterState
 
 Total = Callable[[Sequence[float]], list[float]]
 """Function from the numbers of this process to their sums over all processes."""
+
+
+def sums_over_processes(accelerator: Accelerator, values: Sequence[float]) -> list[float]:
+    """Return the sum of each number over all processes, of which every one must call this."""
+    if accelerator.num_processes == 1:
+        return [float(value) for value in values]
+    # Sums need more than the single precision that mps has.
+    device = torch.device("cpu") if accelerator.device.type == "mps" else accelerator.device
+    sums: list[float] = accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=device), "sum").tolist()
+    return sums
 
 
 class Meter:

@@ -15,15 +15,11 @@ from stepjepa.objectives.cached_pairs import CachedPairs
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.pair_cache import cache_pairs, terms_of_steps
 from stepjepa.objectives.term import Context
+from stepjepa.training.flops import has_first_pass
 from stepjepa.training.noise import noise_of_sequences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
-
-
-def has_first_pass(config: JepaConfig, args: TrainingArguments) -> bool:
-    """Return whether steps have a first pass; a step of one micro-batch compares its pairs without."""
-    return config.compare_pairs_in == "step" and args.gradient_accumulation_steps > 1
 
 
 class _Trainer(Protocol):

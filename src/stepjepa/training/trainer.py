@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +35,11 @@ from stepjepa.training.callbacks import BarCallback, EmaCallback, LogCallback, N
 from stepjepa.training.checkpoints import CheckpointingTrainer
 from stepjepa.training.description import describe
 from stepjepa.training.exhausted_memory import naming_longest_record
-from stepjepa.training.flops import FlopModel, recomputation
+from stepjepa.training.flops import FlopModel
 from stepjepa.training.held_out import EvaluatingTrainer
 from stepjepa.training.held_out_sets import EvalData
 from stepjepa.training.kernels import without_cudnn_attention
-from stepjepa.training.meter import Meter
+from stepjepa.training.meter import Meter, sums_over_processes
 from stepjepa.training.metric_checks import check_best_metric
 from stepjepa.training.named import load_named
 from stepjepa.training.noise import noise_of_sequences
@@ -50,7 +50,7 @@ from stepjepa.training.private import check_transformers
 from stepjepa.training.recording import Recorder
 from stepjepa.training.refused_methods import RefusedMethods
 from stepjepa.training.resuming import ResumeCallback
-from stepjepa.training.step_pairs import StepPairs, has_first_pass
+from stepjepa.training.step_pairs import StepPairs
 from stepjepa.training.trackers import ObjectiveInTracker
 from stepjepa.training.trainer_data import DataTrainer
 
@@ -248,8 +248,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
             self.add_callback(EmaCallback(self.ema, self.model))
         # Must run before sharding: needs the complete model.
-        passes = {"ema": self.ema is not None, "first_pass": has_first_pass(self.jepa, args)}
-        self.flops = FlopModel.of(self.model, **recomputation(args), **passes)
+        self.flops = FlopModel.of_training(self.model, self.jepa, args)
         say = print if self.is_world_process_zero() else lambda line: None
         self.tracker = FlopTracker(self.flops, self.total, say) if track_flop else None
         # A notebook has another bar, with a table, which stays.
@@ -342,12 +341,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Return the sum of each number over all processes."""
-        if self.accelerator.num_processes == 1:
-            return [float(value) for value in values]
-        # Sums need more than the single precision that mps has.
-        device = torch.device("cpu") if self.accelerator.device.type == "mps" else self.accelerator.device
-        sums = self.accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=device), "sum")
-        return cast(list[float], sums.tolist())
+        return sums_over_processes(self.accelerator, values)
 
     @property
     def plan(self) -> Plan:
