@@ -16,7 +16,7 @@ from stepjepa.batch.micro_batch import Batch, BatchRecords
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.alignment import Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
 from stepjepa.objectives.monitors import MetricWindow, effective_rank, pair_similarity, ratio_column, retrieval_top1
-from stepjepa.objectives.objective import Objective
+from stepjepa.objectives.objective import Objective, averaged_counts
 from stepjepa.objectives.term import Context, Term, load_term, term
 from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
 
@@ -76,6 +76,16 @@ def sums(
     *terms: Any, context: Context | None = None, encoded: ByHand | None = None, **changes: Any
 ) -> dict[str, Tensor]:
     return Objective(terms).sums(encoded or ByHand(), batch(**changes), context or Context())  # type: ignore[arg-type]
+
+
+def test_counts_of_two_processes_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 pairs here and 2 there the gradients that DDP averages are those of a mean over 3.5."""
+    monkeypatch.setattr("stepjepa.objectives.objective.process_count", lambda: 2)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda values: values.add_(torch.tensor([2.0, 11.0])))
+    assert averaged_counts({"jepa_loss": 5.0, "lm_loss": 7.0}, torch.device("cpu")) == {
+        "jepa_loss": 3.5,
+        "lm_loss": 9.0,
+    }
 
 
 def test_losses_on_tokens_by_hand() -> None:

@@ -116,6 +116,16 @@ def test_the_counts_of_an_evaluation_take_no_names_of_terms(trained_tokenizer: A
     assert metrics["eval_count_lm_loss"] == metrics["eval_lm_loss"]
 
 
+def test_held_out_losses_are_those_without_dropout(trained_tokenizer: Any, tmp_path: Path) -> None:
+    run = trainer(tmp_path, trained_tokenizer, JepaConfig())
+    without = run.evaluate()["eval_loss"]
+    for layer in run.model.model.layers:
+        layer.mlp.act_fn = torch.nn.Sequential(layer.mlp.act_fn, torch.nn.Dropout(0.5))
+    run.model.train()
+    assert run.evaluate()["eval_loss"] == without
+    assert run.model.training
+
+
 def test_flops_of_the_run_are_logged_as_they_are_spent(trained_tokenizer: Any, tmp_path: Path) -> None:
     run = trainer(tmp_path, trained_tokenizer, JepaConfig(mode="step-jepa", target_grad="ema"))
     run.train()
