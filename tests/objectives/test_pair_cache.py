@@ -110,6 +110,21 @@ def test_a_distance_of_ones_own(trained_tokenizer: Any) -> None:
     tiny.assert_same_gradients(tiny.gradients(model, total), tiny.gradients(model, expected.loss), 1e-6)
 
 
+def test_gradients_of_sixteen_bit_embeddings_are_kept_in_float32(trained_tokenizer: Any) -> None:
+    config = JepaConfig(**STEP)
+    objective = Objective.from_config(config)
+    model = ready(objective).to(torch.bfloat16)
+    batches = [tiny.batch_of(trained_tokenizer, config)] * 2
+    cached = cache_pairs(model, batches, terms_of_steps(config, objective.terms), Context())
+    term_of_batch = cached[0].terms["jepa_loss"]
+    assert {term_of_batch.source.dtype, term_of_batch.target.dtype, term_of_batch.share.dtype} == {torch.float32}
+    assert term_of_batch.source.any()
+    losses = jepa_loss(model, batches[0], objective, context=Context(cached=cached[0]))
+    assert losses.parts["jepa_loss"].dtype == torch.float32
+    assert cached[0].target.dtype == losses.target.dtype == torch.bfloat16
+    losses.loss.backward()
+
+
 def test_a_cached_term_by_hand() -> None:
     """Gradients 2 and 3 of one pair, of a share of 5."""
     source, target = torch.tensor([[7.0]], requires_grad=True), torch.tensor([[11.0]], requires_grad=True)

@@ -18,13 +18,13 @@ class CachedTerm:
     """A term's share of a micro-batch: its value, and its gradients with respect to the embeddings of the pairs."""
 
     share: Tensor  # of the term's sum over the step, in proportion to the pairs of the micro-batch; a scalar
-    source: Tensor  # [P, D], gradient of the sum over the step
+    source: Tensor  # [P, D], gradient of the sum over the step, at least float32
     target: Tensor  # [P, D]
 
     def sum(self, source: Tensor, target: Tensor) -> Tensor:
         """Return the share, a float32 scalar; its gradients with respect to the embeddings are the cached ones."""
-        linear = (source.float() * self.source.float()).sum() + (target.float() * self.target.float()).sum()
-        return self.share + (linear - linear.detach())
+        linear = (source.to(self.source.dtype) * self.source).sum() + (target.to(self.target.dtype) * self.target).sum()
+        return self.share + (linear - linear.detach()).to(self.share.dtype)
 
 
 class RandomState:

@@ -101,7 +101,10 @@ def cache_pairs(
         if run:
             with torch.no_grad(), around(batch):
                 embedded.append(_embed(model, batch, context, layer))
-    source, target = (torch.cat(side).requires_grad_() for side in zip(*embedded, strict=True))
+    sources, targets = (torch.cat(side) for side in zip(*embedded, strict=True))
+    # In 16 bits a gradient that no loss scale has raised yet may vanish.
+    exact = torch.promote_types(sources.dtype, torch.float32)
+    source, target = (side.to(exact).requires_grad_() for side in (sources, targets))
     pairs = _Pairs((source, target)), _Keys(len(source), torch.cat([batch.pair_keys for batch in batches]))
     cached: list[dict[str, CachedTerm]] = [{} for _ in batches]
     for name, term in terms.items():
@@ -110,8 +113,7 @@ def cache_pairs(
         for number, (of_source, of_target) in enumerate(parts):
             share = value * (sizes[number] / max(len(source), 1))
             cached[number][name] = CachedTerm(share, of_source, of_target)
-    targets = target.detach().split(sizes)
-    return [CachedPairs(*parts) for parts in zip(cached, targets, states, strict=True)]
+    return [CachedPairs(*parts) for parts in zip(cached, targets.split(sizes), states, strict=True)]
 
 
 def _embed(model: nn.Module, batch: Batch, context: Context, layer: int) -> tuple[Tensor, Tensor]:
