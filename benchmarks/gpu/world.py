@@ -113,6 +113,6 @@ class World:
 
 
 def jepa_config(arm: dict[str, Any], **more: Any) -> JepaConfig:
-    """The objective of an arm."""
-    settings: dict[str, Any] = {"max_length": 16384, "jepa_loss_type": "infonce"}
-    return JepaConfig(**settings | arm | more)
+    """The objective of an arm: InfoNCE, where it has views."""
+    settings: dict[str, Any] = {"max_length": 16384} | arm | more
+    return JepaConfig(**settings if settings.get("mode") == "regular" else {"jepa_loss_type": "infonce", **settings})
