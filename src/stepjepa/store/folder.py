@@ -62,12 +62,14 @@ MODEL_FILES = (
 """Patterns of the files of a saved model and its tokenizer."""
 
 _WRITTEN = (RUN_FILE, CONFIG_FILE, METRICS_FILE, PLOT_FILE, PROMPTS_FILE)
+"""Names of the files that every run writes into its folder."""
+
 _SAVED = (
     *(*MODEL_FILES, "additional_chat_templates", "predictor_head.safetensors", "training_args.bin"),
     CHECKSUMS_FILE,
 )
-"""Names of the files that every run writes into its folder, and of those beside them of a run that saves its model. A
-model card that is not ours is left alone, see ``hub.write_card``."""
+"""Patterns of the files that a run writes when it saves its model, without the model card: ``hub.write_card`` leaves
+one of the user's own as it is."""
 
 PART = ".saving"
 """Folder inside a run folder for files that are still being written."""

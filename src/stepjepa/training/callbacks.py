@@ -193,7 +193,7 @@ class LogCallback(TrainerCallback):
             logger.warning("step %d: %s; %s", state.global_step, warning, remedies)
 
     def _is_of_another(self, metrics: Path) -> bool:
-        """Return whether a file of metrics is the user's own, or of a run that this trainer has not resumed."""
+        """Return whether a file of metrics was written by the user, or by a run other than this trainer's."""
         return metrics.exists() and not self._recorder.began_metrics and self._recorder.record is None
 
 
