@@ -95,6 +95,17 @@ def test_sections_are_linked_in_order_and_have_names_of_their_own(arms):
     assert len(names) == len(set(names))
 
 
+def test_the_outcome_comes_first_also_where_nothing_is_compared(arms):
+    page = make_page(read_runs(arms[:1]))
+    assert re.findall(r'<li><a href="#([^"]+)">', page) == ["accuracy", "steps", "overview"]
+
+
+def test_a_trial_of_a_sweep_is_named_with_its_arm(arms):
+    (arms[0].parents[1] / "sweep.json").write_text("{}", encoding="utf-8")
+    assert [run.name for run in read_runs(arms[:1])] == ["regular/seed2"]
+    assert [run.name for run in read_runs(arms[:2])] == ["regular/seed2", "regular/seed3"]
+
+
 def test_markup_in_runs_stays_text(hostile):
     page = make_page(read_runs(hostile))
     own = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
@@ -187,10 +198,15 @@ def test_theme_legend_and_width_in_a_browser(browser, arms, tmp_path):
     assert browser.find_element("id", "theme").get_attribute("aria-pressed") in ("true", "false")
     colour = "return getComputedStyle(document.querySelector('#steps-0 text.tick')).fill"
     assert browser.execute_script(colour) == after
-    # A box hides its run in all charts of all sections.
+    # A box hides its run in all charts of all sections, the button of an arm all its runs, and shows them again.
     lines = "return document.querySelectorAll('#steps-0 g.line').length"
     assert browser.execute_script(lines) == 6
     browser.execute_script("document.querySelector('[data-legend] input').click()")
+    assert browser.execute_script(lines) == 5
+    arm = "document.querySelector('[data-legend] button').click()"
+    browser.execute_script(f"{arm}; {arm}")
+    assert browser.execute_script(lines) == 3
+    browser.execute_script(f"{arm}; document.querySelector('[data-legend] input').click()")
     assert browser.execute_script(lines) == 5
     boxes = "return [...document.querySelectorAll('[data-legend] input')].filter((each) => !each.checked).length"
     assert browser.execute_script(boxes) == browser.execute_script(
@@ -290,8 +306,8 @@ def test_an_axis_of_one_value_shows_no_rounding(browser, arms, tmp_path):
     assert result["grad norm"] == ["0.9", "0.95", "1", "1.05", "1.1"]
     assert result["learning rate"] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
     # Shares: no axis is below 0 % or above 100 %.
-    assert result["exact"] == ["0%", "20%", "40%", "60%", "80%", "100%"]
-    assert result["prefix"] == ["90%", "95%", "100%"]
+    assert result["answers: exact match"] == ["0%", "20%", "40%", "60%", "80%", "100%"]
+    assert result["answers: prefix"] == ["90%", "95%", "100%"]
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.base.terminal import PALETTE
 from stepjepa.study.page.answers import answers_section, shown_text
-from stepjepa.study.page.charts import DASHES, POINTS, looks
+from stepjepa.study.page.charts import DASHES, POINTS, looks, run_legend
 from stepjepa.study.page.logged_run import read_runs
-from stepjepa.study.page.markup import json_block
+from stepjepa.study.page.markup import json_block, with_code
 from stepjepa.study.page.page import compare_runs
 from stepjepa.study.page.sections import (
     accuracy_section,
@@ -65,6 +65,11 @@ def test_the_overview_says_what_was_trained(tmp_path):
     assert "stepjepa train &#39;--train_file=a b.jsonl&#39;" in html
 
 
+def test_settings_of_views_are_not_shown_of_a_run_without_any(tmp_path):
+    table = overview_section(read_runs([make_run(tmp_path / "a", "1")])).parts[0].tables[0]
+    assert "mode" in table.columns and not {"K", "layout"} & {*table.columns}
+
+
 def test_a_run_without_any_facts_still_has_an_overview(tmp_path):
     (tmp_path / "a").mkdir()
     text = '{"jepa": {"mode": 7}, "counts": 3, "lora": [7], "versions": {"x": [1]}}'
@@ -88,7 +93,15 @@ def test_losses_over_steps_of_one_run(tmp_path):
     lm, held_out = result["steps-1"]["lines"]
     assert (lm["name"], held_out["name"], held_out["dash"]) == ("a", "a, held-out", DASHES["dot"])
     assert (lm["heldOut"], held_out["heldOut"]) == (False, True)
-    titles = ["loss", "lm loss", "jepa loss", "exact", "matched similarity", "shuffled similarity", "source rank"]
+    titles = [
+        "loss",
+        "LM loss",
+        "JEPA loss",
+        "answers: exact match",
+        "matched similarity",
+        "shuffled similarity",
+        "source rank",
+    ]
     assert re.findall("<figcaption>(.*?) <", section.html) == [*titles, "grad norm"]
     assert [chart["percent"] for chart in result.values()] == [False] * 3 + [True] + [False] * 4
     assert [each["y"] for each in result["steps-7"]["lines"]] == [[1, 1, 1]]
@@ -97,8 +110,8 @@ def test_losses_over_steps_of_one_run(tmp_path):
     assert (answers["name"], answers["heldOut"], answers["dash"]) == ("a, held-out", True, DASHES["solid"])
     # For readers who do not see the charts.
     labels = re.findall('aria-label="([^"]*) over steps. Last values: (.*?)"', section.html)
-    assert labels[1] == ("lm loss", "a 4 at step 21; a, held-out 5 at step 21")
-    assert labels[3] == ("exact", "a, held-out 25.0% at step 21")
+    assert labels[1] == ("LM loss", "a 4 at step 21; a, held-out 5 at step 21")
+    assert labels[3] == ("answers: exact match", "a, held-out 25.0% at step 21")
 
 
 def test_named_sets_of_held_out_records_are_lines_of_their_metrics(tmp_path):
@@ -109,10 +122,10 @@ def test_named_sets_of_held_out_records_are_lines_of_their_metrics(tmp_path):
     runs = read_runs([folder])
     html = steps_section(runs, looks(runs, None)).html
     titles = re.findall("<figcaption>(.*?) <", html)
-    assert titles.count("lm loss") == titles.count("loss") == titles.count("source rank") == 1
+    assert titles.count("LM loss") == titles.count("loss") == titles.count("source rank") == 1
     assert not [title for title in titles if "easy" in title or "hard" in title]
     drawn = dict(zip(titles, charts(html).values(), strict=True))
-    lines = {line["name"]: (line["dash"], line["y"][0]) for line in drawn["lm loss"]["lines"][1:]}
+    lines = {line["name"]: (line["dash"], line["y"][0]) for line in drawn["LM loss"]["lines"][1:]}
     assert lines == {
         "a, held-out": (DASHES["dot"], 5),
         "a, held-out easy": (DASHES["dashdot"], 3),
@@ -132,9 +145,29 @@ def test_of_several_runs_each_column_has_a_chart(arms):
     assert [line["run"] for line in lines] == [run.name for run in runs]
     # Arms have colours, seeds have line styles.
     assert [line["colour"] for line in lines] == [PALETTE[0]] * 3 + [PALETTE[1]] * 3
-    assert [line["dash"] for line in lines] == [DASHES[name] for name in ("solid", "dash", "dot")] * 2
+    assert [line["dash"] for line in lines] == [DASHES[name] for name in ("solid", "dash", "dashdot")] * 2
     # Regular training has no views.
     assert [len(each["lines"]) for each in result.values()] == [6, 6, 3, 3, 3, 3]
+
+
+def test_a_seed_has_one_line_style_in_all_arms_and_the_legend_names_the_arms(arms):
+    runs = read_runs([*arms[:3], *arms[4:]])
+    look = looks(runs, compare_runs(runs)[0][1])
+    styles = {run.folder: look[run.name].dash for run in runs}
+    assert styles[arms[4]] == styles[arms[1]] != styles[arms[0]]
+    legend = run_legend(runs, look)
+    assert [(arm, [name for name, _, _ in own]) for arm, own in legend] == [
+        ("regular", ["regular/seed2", "regular/seed3", "regular/seed5"]),
+        ("step-jepa", ["step/seed3", "step/seed5"]),
+    ]
+
+
+def test_runs_of_many_arms_look_different(tmp_path):
+    jepa = [None, *({"mode": "llm-jepa", "predictors": k} for k in range(1, 12))]
+    folders = [make_run(tmp_path / f"{k}-{s}", "1", seed=s, jepa=own) for k, own in enumerate(jepa) for s in (1, 2, 3)]
+    runs = read_runs(folders)
+    look = looks(runs, compare_runs(runs)[0][1])
+    assert len({(style.colour, style.dash) for style in look.values()}) == len(runs) == 36
 
 
 def test_long_logs_are_thinned_and_values_that_are_no_numbers_skipped(tmp_path):
@@ -158,6 +191,21 @@ def test_a_collapse_is_reported(shuffled, warned, loss, tmp_path):
     html = steps_section(runs, looks(runs, None)).html
     assert ("step 35: unrelated pairs have cosine 0.995" in html) is warned
     assert ("jepa_loss_type infonce" in html) is (warned and loss == "cosine")
+
+
+def test_runs_that_collapsed_share_a_warning(arms):
+    for run in arms:
+        log(run, views=True, shuffled_similarity=0.995)
+    runs = read_runs(arms)
+    (warning,) = steps_section(runs, looks(runs, None)).parts[0].warnings
+    *lines, remedies = warning.split("\n")
+    assert [line.partition(":")[0] for line in lines] == [run.name for run in runs]
+    assert remedies.startswith("Try ")
+
+
+def test_flags_and_settings_are_code():
+    text = "pass --same_flop, or `lbd 0.5` (not a--b) for <i>"
+    assert with_code(text) == ("pass <code>--same_flop</code>, or <code>lbd 0.5</code> (not a--b) for &lt;i&gt;")
 
 
 def test_scores_and_errors(tmp_path):
@@ -193,8 +241,10 @@ def test_retrieval_stands_beside_the_answers(arms):
     section = comparison_section(compare_runs(read_runs(arms)))
     assert "By embeddings, the nearest answer is right: regular 2.0%, step-jepa" in section.parts[0].verdicts[1]
     heads, regular, step = rows(section.html)[:3]
-    assert heads[2:] == ["right answers", "difference in points", "p", "nearest answer right", "same budget"]
-    assert (regular[5], step[5]) == ("2.0%", "73.0%")
+    nearest = ["nearest answer right", "its difference in points"]
+    assert heads[2:] == ["right answers", "difference in points", "p", *nearest, "same budget"]
+    assert (regular[5:7], step[5:7]) == (["2.0% ± 0.0", "–"], ["73.0% ± 0.0", "+71.0"])
+    assert f"{nearest[0]}: by embeddings" in section.html
     last = draw(compare_runs(read_runs(arms))[0][1]).axes[-1]
     assert (last.get_title(), last.get_xlabel()) == ("nearest answer right", "share of questions, %")
     # Every note is a sentence, and none holds a raw object.

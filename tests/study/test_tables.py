@@ -186,6 +186,12 @@ def test_the_verdict_says_what_is_worse_equal_or_beyond_what_seeds_can_show(tmp_
         "differences that are equal for all seeds can't be tested",
     ]
     assert parts[-1].endswith(": those of llm-jepa K=2")
+    # Several arms of which nothing could have been shown are in one sentence.
+    for seed, count in enumerate((8, 0)):
+        jepa = {**LLM, "predictors": 4}
+        folders.append(make_run(tmp_path / f"v{seed}", "1" * count + "0" * (8 - count), seed=seed, jepa=jepa))
+    (beyond,) = [part for part in compare(folders).verdict.split("; ") if part.startswith("no difference")]
+    assert beyond.startswith("no difference of llm-jepa K=3 or llm-jepa K=4 could have been shown: with 2 seeds it ")
 
 
 def test_arms_without_a_common_seed_are_equal_in_no_known_budget(tmp_path):

@@ -1,6 +1,6 @@
 """Arms, one for each method: their runs, their differences from the baseline, and the conclusion."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -155,13 +155,11 @@ class ComparedArms:
         share = f"(in {statistics.POWER:.0%} of cases)"
         if possible:
             seeds = " or ".join(map(str, sorted({tested[name].n for name in possible})))
-            least, most = min(possible.values()), max(possible.values())
-            upper = f" to {most:.1f}" if len(possible) > 1 else ""
-            yield f"{seeds} seeds could have shown a difference of {least:.1f}{upper} points {share}"
-        for name, size in points.items():
-            if name not in possible:
-                needed = f"with {tested[name].n} seeds it would have to be {size:.1f} points {share}"
-                yield f"no difference of {name} could have been shown: {needed}"
+            yield f"{seeds} seeds could have shown a difference of {_extent(possible.values())} points {share}"
+        if beyond := {name: size for name, size in points.items() if name not in possible}:
+            seeds = " or ".join(map(str, sorted({tested[name].n for name in beyond})))
+            needed = f"with {seeds} seeds it would have to be {_extent(beyond.values())} points {share}"
+            yield f"no difference of {_any_of([*beyond])} could have been shown: {needed}"
         if constant := [name for name in tested if name not in points]:
             yield f"differences that are equal for all seeds can't be tested: those of {' and '.join(constant)}"
 
@@ -178,18 +176,22 @@ class ComparedArms:
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict, and the sentence on retrieval if there is one; a reader sees them first."""
-        return [text for text in (self.verdict, self.retrieval) if text is not None]
+        """The verdict, and the sentences on retrieval if there are any; a reader sees them first."""
+        return [self.verdict, *self._on_retrieval()]
 
     @property
     def retrieval(self) -> str | None:
         """How often each arm's nearest answer is right; None if no arm was evaluated with retrieval."""
+        return "; ".join(self._on_retrieval()) or None
+
+    def _on_retrieval(self) -> list[str]:
+        """Return the sentences on the nearest answers: as it is, behind a linear map, the one against the other."""
         as_it_is, mapped = self._hits(HITS_AT_1), self._hits(MAPPED_HITS_AT_1)
         if not as_it_is:
-            return None
+            return []
         sentence = f"by embeddings, the nearest answer is right: {', '.join(as_it_is)}"
         if not mapped:
-            return sentence
+            return [sentence]
         base = self.baseline.name
         beyond = [
             f"{name}{_points(difference.over_linear_map)}"
@@ -198,7 +200,7 @@ class ComparedArms:
         ]
         parts = [sentence, f"behind a linear map: {', '.join(mapped)}"]
         parts += [f"as it is, over {base} behind the map: {', '.join(beyond)}"] if beyond else []
-        return "; ".join(parts)
+        return parts
 
     def _hits(self, measure: str) -> list[str]:
         """Format each arm's share of queries whose nearest answer is right, with the difference from the baseline."""
@@ -218,3 +220,14 @@ def _points(test: PairedT) -> str:
         ends = f" [{100 * test.low:+.1f}, {100 * test.high:+.1f}]"
         ends += ", which includes 0" if test.low <= 0 <= test.high else ""
     return f" ({100 * test.mean:+.1f} points{ends})"
+
+
+def _extent(values: Iterable[float]) -> str:
+    """Format the least and the greatest value: ``20.6 to 54.4``, or one number where both look the same."""
+    known = sorted(values)
+    return " to ".join(dict.fromkeys(f"{value:.1f}" for value in (known[0], known[-1])))
+
+
+def _any_of(names: Sequence[str]) -> str:
+    """List names: ``a, b or c``."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -21,8 +21,8 @@ def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> It
     for arm in arms[1:]:
         unpaired = [run.seed for run in (*arm.runs, *arms[0].runs) if run.seed not in differences[arm.name].seeds]
         if unpaired:
-            seeds = ", ".join(unpaired)
-            yield f"{arm.name} and {baseline} don't both have the seeds {seeds}; skipped in the differences"
+            seeds = f"seed{'s' * (len(unpaired) > 1)} {', '.join(unpaired)}"
+            yield f"{arm.name} and {baseline} don't both have the {seeds}; skipped in the differences"
     facts = [_circumstances(run) for run in runs]
     for name in dict.fromkeys(name for run_facts in facts for name in run_facts):
         values = {run_facts[name] for run_facts in facts if name in run_facts}

@@ -134,7 +134,11 @@ def _finished_trials(folder: Path) -> list[RunFolder]:
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
-    """Name each run by its path below their common folder; last components repeat within a sweep."""
+    """Name each run by its path below their common folder; last components repeat within a sweep.
+
+    Trials of one arm of a sweep have its name, too: ``seed82`` alone says little.
+    """
     paths = [folder.resolve() for folder in folders]
-    parent = os.path.commonpath([path.parent for path in paths])
+    parent = Path(os.path.commonpath([path.parent for path in paths]))
+    parent = parent.parent if _is_sweep(parent.parent) else parent
     return [str(path.relative_to(parent)) for path in paths]

@@ -34,13 +34,12 @@ def overview(comparison: ComparedArms) -> Table:
     for arm in comparison.arms:
         spread, difference = arm.spread("headline"), comparison.differences.get(arm.name)
         test = difference.measures["headline"] if difference else None
-        ends = interval(test.low, test.high, "+.1f") if test else ""
         rows.append(
             (
                 arm.name,
                 str(len(arm.runs)),
-                f"{'* ' * (arm is best)}{formatted(spread and spread.mean, '{:.1%}')}{_deviation(spread)}",
-                formatted(100 * test.mean if test else None, "{:+.1f}") + ends,
+                f"{'* ' * (arm is best)}{mean_and_deviation(spread)}",
+                difference_in_points(test),
                 _p_text(difference.holm if difference else None),
                 "baseline" if difference is None else difference.budget or UNKNOWN,
             )
@@ -69,6 +68,17 @@ def _best(comparison: ComparedArms) -> Arm | None:
     means = {arm.name: spread.mean for arm in comparison.arms if (spread := arm.spread("headline")) is not None}
     best = [arm for arm in comparison.arms if means.get(arm.name) == max(means.values(), default=None)]
     return best[0] if len(best) == 1 else None
+
+
+def mean_and_deviation(spread: Spread | None) -> str:
+    """Format the mean of shares and their standard deviation: ``33.9% ± 6.3``."""
+    return f"{formatted(spread and spread.mean, '{:.1%}')}{_deviation(spread)}"
+
+
+def difference_in_points(test: PairedT | None) -> str:
+    """Format a difference of shares with its interval: ``+12.8 [-2.9, +28.5]``."""
+    ends = interval(test.low, test.high, "+.1f") if test else ""
+    return formatted(100 * test.mean if test else None, "{:+.1f}") + ends
 
 
 def _deviation(spread: Spread | None, pattern: str = " ± {:.1f}") -> str:
@@ -196,7 +206,8 @@ def _p_text(value: float | None) -> str:
     return "< 0.0001" if value is not None and value < 0.0001 else formatted(value, "{:.4f}")
 
 
-def _heading(comparison: ComparedArms) -> str:
+def heading(comparison: ComparedArms) -> str:
+    """Describe what is compared: the numbers of arms and runs, the baseline, the evaluation and its test file."""
     test = comparison.test
     return (
         f"{counted(len(comparison.arms), 'arm')}, {counted(sum(len(arm.runs) for arm in comparison.arms), 'run')}, "
@@ -211,7 +222,7 @@ def as_text(comparison: ComparedArms, *, details: bool = False) -> str:
     ``details`` replaces :func:`overview`, its legend and the table of retrieval by all :func:`tables`.
     """
     names, arm_legend = numbered_names([arm.name for arm in comparison.arms])
-    blocks = [*map(wrapped, comparison.sentences), f"{wrapped(_heading(comparison))}\n\n{arm_legend}".rstrip()]
+    blocks = [*map(wrapped, comparison.sentences), f"{wrapped(heading(comparison))}\n\n{arm_legend}".rstrip()]
     first = overview(comparison)
     for table in tables(comparison) if details else [first, *retrieval_tables(comparison)]:
         rows = [(names[row[0]], *row[1:]) for row in table.rows]
@@ -229,7 +240,7 @@ def as_markdown(comparison: ComparedArms) -> str:
     def escaped(text: str) -> str:
         return re.sub(r"([\\`*_|<>])", r"\\\1", spelled(text))
 
-    blocks = [*map(escaped, comparison.sentences), escaped(_heading(comparison))]
+    blocks = [*map(escaped, comparison.sentences), escaped(heading(comparison))]
     for table in tables(comparison):
         head, *rows = ["| " + " | ".join(map(escaped, cells)) + " |" for cells in (table.columns, *table.rows)]
         rule = "|---|" + "---:|" * (len(table.columns) - 1)

@@ -1,12 +1,15 @@
 """Render templates and data as safe markup: text of users, models and files never becomes HTML."""
 
+import re
 from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader
 from jinja2.utils import htmlsafe_json_dumps
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from stepjepa.base import terminal
+
+_CODE = re.compile(r"`([\w .=-]{1,40})`|(?<![\w-])--[a-z][\w-]*")
 
 
 def read_template(name: str) -> str:
@@ -18,7 +21,14 @@ def render(template: str, **values: object) -> Markup:
     """Fill in a template; escape every value that is not ``Markup``, including control characters."""
     loader = PackageLoader("stepjepa.study.page")
     environment = Environment(loader=loader, autoescape=True, finalize=_visible, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["code"] = with_code
     return Markup(environment.get_template(template).render(values))
+
+
+def with_code(text: str) -> Markup:
+    """Escape a text and mark its flags, and settings in backticks, as code, which no line breaks after its hyphens."""
+    escaped = escape(terminal.visible_lines(text))
+    return Markup(_CODE.sub(lambda found: f"<code>{found[1] or found[0]}</code>", escaped))
 
 
 def _visible(value: object) -> object:

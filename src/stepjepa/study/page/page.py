@@ -86,11 +86,15 @@ def make_page(
     """
     compared = compare_runs(runs, baseline, mixed_runs=mixed_runs)
     look = looks(runs, next((each.comparison for each in compared if each.comparison), None))
+    scores: dict[str, Callable[[], Section]] = {"scores": lambda: accuracy_section(runs)}
+    is_compared = any(each.comparison for each in compared)
     makers: dict[str, Callable[[], Section]] = {
         "arms": lambda: comparison_section(compared),
+        # The outcome comes first: of arms the comparison, of other runs their scores.
+        **({} if is_compared else scores),
         "charts over steps": lambda: steps_section(runs, look),
         "answers": lambda: answers_section(runs),
-        "scores": lambda: accuracy_section(runs),
+        **(scores if is_compared else {}),
         "embeddings": lambda: embedding_section(runs, analysis),
         "overview": lambda: overview_section(runs),
     }

@@ -22,7 +22,8 @@ class Part:
     pictures: Sequence[tuple[str, str]] = ()  # captions and data URLs
     notes: Sequence[str] = ()
     more: tuple[str, Sequence[Table]] | None = None  # title and tables that are folded away
-    run_legend: Sequence[tuple[str, str, str]] = ()  # runs with their colours and SVG dash arrays
+    # arms and their runs, with colours and SVG dash arrays
+    run_legend: Sequence[tuple[str, Sequence[tuple[str, str, str]]]] = ()
     charts: Sequence[tuple[str, Markup]] = ()  # titles and elements
     records: Sequence[tuple[str, str, str]] = ()  # runs, their command lines, their run.json
     answers: Markup | None = None  # the data of ``templates/answers.js``

@@ -10,17 +10,18 @@ from typing import NamedTuple
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import spelled
+from stepjepa.config.jepa import NEEDS_VIEWS
 from stepjepa.evaluation.output import RETRIEVAL_METRICS
 from stepjepa.evaluation.summary_text import describe_readout
 from stepjepa.store.metric_names import HELD_OUT, set_and_metric
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.evaluated_run import HITS_AT_1
-from stepjepa.study.page.charts import DASHES, Look, curves
+from stepjepa.study.page.charts import Look, curves, run_legend
 from stepjepa.study.page.logged_run import LoggedRun, by_evaluation, is_number
 from stepjepa.study.page.parts import Part, Section
 from stepjepa.study.plot import CAPTION, picture
-from stepjepa.study.table import UNKNOWN, Table, formatted, interval
-from stepjepa.study.tables import legend, overview, tables
+from stepjepa.study.table import UNKNOWN, Table, interval
+from stepjepa.study.tables import difference_in_points, heading, legend, mean_and_deviation, overview, tables
 
 
 class ComparedEvaluation(NamedTuple):
@@ -46,14 +47,24 @@ def comparison_section(compared: Sequence[ComparedEvaluation]) -> Section:
 def _comparison(comparison: ComparedArms) -> Part:
     """Return the part of a comparison."""
     drawn = _embedded("svg+xml", picture(comparison, "svg", captioned=False))
+    table = _beside_answers(comparison)
     return Part(
         verdicts=[f"{text[0].upper()}{text[1:]}." for text in comparison.sentences],
-        tables=[_beside_answers(comparison)],
-        table_legend=legend(comparison),
+        texts=[heading(comparison)],
+        tables=[table],
+        table_legend=[*legend(comparison), *([_NEAREST] if _NEAREST_HEADS[0] in table.columns else [])],
         pictures=[(CAPTION, drawn)],
         notes=[*map(spelled, comparison.notes)],
         more=("All scores, losses, costs and tests of the arms", tables(comparison)),
     )
+
+
+_NEAREST_HEADS = ("nearest answer right", "its difference in points")
+
+_NEAREST = (
+    f"{_NEAREST_HEADS[0]}: by embeddings, the nearest of all distinct answers is a right one; means, deviations and "
+    "differences as above, not corrected for the number of arms"
+)
 
 
 def _beside_answers(comparison: ComparedArms) -> Table:
@@ -62,10 +73,13 @@ def _beside_answers(comparison: ComparedArms) -> Table:
     hits = [arm.spread(HITS_AT_1) for arm in comparison.arms]
     if not any(hits):
         return table
-    cells = [formatted(spread and 100 * spread.mean, "{:.1f}%") for spread in hits]
-    # In front of the last column: difference and p are those of the answers.
-    rows = [[*row[:-1], cell, row[-1]] for row, cell in zip(table.rows, cells, strict=True)]
-    return Table(table.title, [*table.columns[:-1], "nearest answer right", table.columns[-1]], rows)
+    rows = []
+    for row, arm, spread in zip(table.rows, comparison.arms, hits, strict=True):
+        difference = comparison.differences.get(arm.name)
+        test = difference.retrieval.get(HITS_AT_1) if difference else None
+        # In front of the last column: the first difference and p are those of the answers.
+        rows.append([*row[:-1], mean_and_deviation(spread), difference_in_points(test), row[-1]])
+    return Table(table.title, [*table.columns[:-1], *_NEAREST_HEADS, table.columns[-1]], rows)
 
 
 def _embedded(kind: str, content: bytes) -> str:
@@ -76,7 +90,8 @@ def _embedded(kind: str, content: bytes) -> str:
 def accuracy_section(runs: Sequence[LoggedRun]) -> Section:
     """Make the section of all scores of every run with their intervals, and of the errors by kind."""
     evaluations = by_evaluation(runs).items()
-    return Section("accuracy", "Scores of every run", [_scores_and_errors(name, group) for name, group in evaluations])
+    title = "Scores of every run" if len(runs) > 1 else "Scores"
+    return Section("accuracy", title, [_scores_and_errors(name, group) for name, group in evaluations])
 
 
 def _scores_and_errors(name: str, runs: Sequence[LoggedRun]) -> Part:
@@ -179,6 +194,30 @@ def _compares_pairs(run: LoggedRun) -> bool:
     )
 
 
+_HELD_OUT_LINES = (
+    "Lines with diamonds are of held-out records: dotted beside training, each of several sets in its own style."
+)
+
+_ON_COLLAPSE = (
+    "A falling alignment loss alone shows no success: embeddings are collapsing where shuffled pairs become as similar "
+    "as matched ones, or a rank falls to 1."
+)
+
+
+def _collapses(runs: Sequence[LoggedRun]) -> list[str]:
+    """Return a warning of the runs whose embeddings collapsed, one line each, for each way to prevent it."""
+    from stepjepa.objectives.monitors import collapse_remedies, describe_collapse
+
+    collapsed: dict[str, list[str]] = {}
+    for run in runs:
+        logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
+        last = {name: value for name, value in logged[-1].items() if is_number(value)} if logged else {}
+        if fault := describe_collapse(last):
+            remedies = spelled(collapse_remedies(_compares_pairs(run)))
+            collapsed.setdefault(remedies, []).append(f"{run.name}: step {last['step']:g}: {fault}")
+    return ["\n".join([*lines, f"{remedies[0].upper()}{remedies[1:]}."]) for remedies, lines in collapsed.items()]
+
+
 def steps_section(runs: Sequence[LoggedRun], look: Look) -> Section:
     """Make the section of charts over steps, with a legend of the runs and a warning if embeddings collapsed.
 
@@ -186,29 +225,16 @@ def steps_section(runs: Sequence[LoggedRun], look: Look) -> Section:
         runs: those of the page.
         look: name of a run -> its colour and line style.
     """
-    from stepjepa.objectives.monitors import collapse_remedies, describe_collapse
-
-    warnings = []
-    for run in runs:
-        logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
-        if logged and (
-            fault := describe_collapse({name: value for name, value in logged[-1].items() if is_number(value)})
-        ):
-            remedies = spelled(collapse_remedies(_compares_pairs(run)))
-            warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {fault}; {remedies}")
     logged_names = dict.fromkeys(name for run in runs for line in run.metrics for name in line)
     trained = [name for name in logged_names if not name.startswith(HELD_OUT)]
     columns = dict.fromkeys(set_and_metric(name, trained)[1] for name in logged_names)
     charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name and name[:6] != "train_")
-    legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
-    texts = [
-        "Lines with diamonds are of held-out records: dotted beside training, each of several sets in its own style."
-    ]
-    texts += ["A falling alignment loss alone shows no success."]
-    texts += ["Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."]
-    texts += ["Point at a line for its numbers; drag to zoom, double-click to see all."]
     charts = curves(runs, list(charted), look)
-    part = Part(warnings=warnings, texts=texts, run_legend=legend if len(runs) > 1 else [], charts=charts)
+    texts = [_HELD_OUT_LINES] if len(trained) < len(logged_names) else []
+    texts += [_ON_COLLAPSE] if "shuffled_similarity" in logged_names else []
+    text = " ".join([*texts, "Point at a line for its numbers; drag to zoom, double-click to see all."])
+    shown = run_legend([run for run in runs if run.metrics], look) if len(runs) > 1 else []
+    part = Part(warnings=_collapses(runs), texts=[text], run_legend=shown, charts=charts)
     return Section("steps", "Over steps", [part] if charts else [])
 
 
@@ -240,9 +266,15 @@ _FACTS = {
 }
 
 
+def _fact(run: LoggedRun, path: Sequence[str]) -> object:
+    """Return a value of the run record; None for a setting that needs views if the run has none."""
+    has_no_views = path[0] == "jepa" and path[1] in NEEDS_VIEWS and run.get("jepa", "mode") == "regular"
+    return None if has_no_views else run.get(*path)
+
+
 def overview_section(runs: Sequence[LoggedRun]) -> Section:
     """Make the section of what was trained: main facts, command lines and the complete run record."""
-    facts = [(run.name, *(_plain(run.get(*path)) for path in _FACTS.values())) for run in runs]
+    facts = [(run.name, *(_plain(_fact(run, path)) for path in _FACTS.values())) for run in runs]
     details = []
     for run in runs:
         command = shlex.join(["stepjepa", *map(str, run.get("command") or ())])

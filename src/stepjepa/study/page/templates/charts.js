@@ -114,7 +114,7 @@
       }
       element("text", {x: (left + right) / 2, y: HEIGHT - 3, "text-anchor": "middle"}, words, "step");
       const clip = `${holder.id}-clip`;
-      element("rect", {x: left, y: top - 5, width: right - left, height: bottom - top + 10}, element("clipPath", {id: clip}, element("defs", {}, svg)));
+      element("rect", {x: left - 5, y: top - 5, width: right - left + 10, height: bottom - top + 10}, element("clipPath", {id: clip}, element("defs", {}, svg)));
       const lines = element("g", {"clip-path": `url(#${clip})`}, svg);
       for (const line of this.shown) {
         const group = element("g", {class: "line"}, lines);
@@ -186,12 +186,18 @@
   document.querySelectorAll(".chart").forEach((holder) => charts.push(new Chart(holder)));
   const again = () => charts.forEach((chart) => chart.draw());
 
-  // The boxes of runs in every section stand for the same choice.
+  // The boxes of runs in every section stand for the same choice; the button of an arm is all boxes of its runs.
   const boxes = document.querySelectorAll("[data-legend] input");
-  boxes.forEach((box) => box.addEventListener("change", () => {
-    if (box.checked) hidden.delete(box.value); else hidden.add(box.value);
-    boxes.forEach((other) => { if (other.value === box.value) other.checked = box.checked; });
+  const choose = (chosen, shown) => {
+    const names = new Set(chosen.map((box) => box.value));
+    names.forEach((name) => { if (shown) hidden.delete(name); else hidden.add(name); });
+    boxes.forEach((box) => { if (names.has(box.value)) box.checked = shown; });
     again();
+  };
+  boxes.forEach((box) => box.addEventListener("change", () => choose([box], box.checked)));
+  document.querySelectorAll("[data-legend] button").forEach((button) => button.addEventListener("click", () => {
+    const own = [...button.parentElement.querySelectorAll("input")];
+    choose(own, own.some((box) => !box.checked));
   }));
 
   let width = innerWidth;
