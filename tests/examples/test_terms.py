@@ -246,6 +246,48 @@ def test_hard_negatives_from_the_command_line(tmp_path: Path, monkeypatch: pytes
     assert lines[0]["loss"] == pytest.approx(expected, rel=1e-5) and lines[0]["hard_negative_loss"] > 0
 
 
+def test_matryoshka_is_the_mean_over_widths(tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module = importlib.import_module("matryoshka")
+    made = module.MatryoshkaInfoNCE(temperature=0.5, matryoshka_dims=[3, 7])
+    objective = Objective([made])
+    jepa = Jepa(tiny.make_model("llama"), tiny_tokenizer, JepaConfig(lbd=0), objective=objective)
+    records = pairs_of(0)
+    pairs = jepa.embed_pairs(records)
+    # Records 0 and 2 ask the same, 0 and 3 have the same answer: those are no negatives of each other.
+    losses = []
+    for dim in (3, 7):
+        cosines = torch.cosine_similarity(
+            torch.as_tensor(pairs.source)[:, None, :dim], torch.as_tensor(pairs.target)[None, :, :dim], dim=-1
+        )
+        for record, others in {0: [0, 1], 1: [1, 0, 2, 3], 2: [2, 1, 3], 3: [3, 1, 2]}.items():
+            losses.append(-(cosines[record][others] / 0.5).log_softmax(0)[0])
+    result = jepa.loss(jepa.model, jepa.collate(records)).parts[made.name]
+    assert result.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-5)
+    for dims in ([0, 3], [3, 10_000]):
+        objective = Objective([module.MatryoshkaInfoNCE(matryoshka_dims=dims)])
+        wrong = Jepa(jepa.model, tiny_tokenizer, JepaConfig(lbd=0), objective=objective)
+        with pytest.raises(ValueError, match=r"matryoshka_dims: expected widths from 1 to \d+, got "):
+            wrong.loss(wrong.model, wrong.collate(records))
+
+
+def test_matryoshka_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(FOLDER)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write_jsonl(tmp_path / "train.jsonl", pairs_of(0) * 3)
+    flags = ["--train_file", tmp_path / "train.jsonl", "--model_name", "preset:tiny", "--output_dir", tmp_path / "run"]
+    flags += ["--lbd", 0, "--max_steps", 2, "--batch_size", 4, "--logging_steps", 1, "--use_cpu"]
+    flags += ["--term", "matryoshka:MatryoshkaInfoNCE"]
+    assert main(["train", *map(str, flags)]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["matryoshka_loss"] > 0
+    jepa = Jepa.from_pretrained(tmp_path / "run")
+    shares = dict(sys.modules["matryoshka"].hits_by_width(jepa, tmp_path / "train.jsonl", [5, 11]))
+    assert all(0 <= share <= 1 for share in shares.values()) and list(shares) == [5, 11]
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("module", TERMS)
 def test_from_the_command_line(
