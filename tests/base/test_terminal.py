@@ -29,13 +29,23 @@ def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert visible_lines(text) == shown
 
 
-def test_a_stream_of_few_characters_escapes_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("ascii", "7.2% +- 1.5 - d hits x 2: \\u4e2d \\xe4"), ("latin-1", "7.2% ± 1.5 - d hits × 2: \\u4e2d ä")],
+)
+def test_a_stream_of_few_characters_spells_signs_and_escapes_the_others(
+    encoding: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", stream)
     escape_unencodable_output()
-    print("1 – 2")
+    print("7.2% ± 1.5 – Δ hits × 2: 中 ä")
+    value = {"ä ±": ["中 \U0001f600", "\x9b"]}
+    print_json(value)
     stream.flush()
-    assert stream.buffer.getvalue() == b"1 \\u2013 2\n"  # type: ignore[attr-defined]
+    first, _, rest = stream.buffer.getvalue().decode(encoding).partition("\n")  # type: ignore[attr-defined]
+    assert first == shown
+    assert json.loads(rest) == value
 
 
 ROWS = [("model", "m, 5 parameters"), ("a long name", "red \x1b[31m " + "word " * 20)]

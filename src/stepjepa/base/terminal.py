@@ -1,5 +1,6 @@
 """Output for people and programs: notes, rows, durations and JSON documents; the colours of figures."""
 
+import codecs
 import io
 import json
 import logging
@@ -27,11 +28,26 @@ def visible_lines(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))
 
 
+_IN_ASCII = {"±": "+-", "–": "-", "×": "x", "Δ": "d", "…": "...", "·": "_", "⏎": "\\n", "⇥": "\\t", "␍": "\\r"}
+_IN_ASCII |= {"→": ">", "│": "|", "◂": "<<", MARKED[0]: "[[", MARKED[1]: "]]"}
+"""Signs of tables and marked texts, as a stream prints them that can't encode them."""
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Replace what a stream can't encode: signs by ASCII, other characters by an escape such as ``\\u2026``."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    chars = error.object[error.start : error.end]
+    escaped = (_IN_ASCII.get(char) or char.encode("ascii", "backslashreplace").decode() for char in chars)
+    return "".join(escaped), error.end
+
+
 def escape_unencodable_output() -> None:
-    """Print an escape such as ``\\u2013`` instead of raising an error if a standard stream is ASCII or Latin-1."""
+    """Print signs in ASCII and other characters as escapes, without an error, if a stream is ASCII or Latin-1."""
+    codecs.register_error(_in_ascii.__name__, _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=_in_ascii.__name__)
 
 
 _SPELLING: ContextVar[Callable[[str], str] | None] = ContextVar("spelling", default=None)
@@ -79,9 +95,18 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document: numbers that are not finite become null, unprintable characters are escaped."""
+    """Print one JSON document: numbers that are not finite become null, unprintable characters are escaped.
+
+    So is what standard output can't encode, as JSON escapes it, unlike :func:`escape_unencodable_output`.
+    """
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
-    print("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text), flush=True)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+
+    def encodable(char: str) -> bool:
+        return char.isascii() or char.encode(encoding, "ignore") != b""
+
+    kept = (char == "\n" or (char.isprintable() and encodable(char)) for char in text)
+    print("".join(char if keep else json.dumps(char)[1:-1] for char, keep in zip(text, kept, strict=True)), flush=True)
 
 
 def finite(value: object) -> object:

@@ -68,7 +68,7 @@ def compare_runs(args: argparse.Namespace) -> JsonObject | int:
 def _check_output(args: argparse.Namespace) -> None:
     """Raise ``UserError`` for flags of the output that contradict each other, or a file that can't be written.
 
-    ``--json`` becomes ``--format json``.
+    ``--json`` and ``--format json`` become both.
     """
     from stepjepa.study.plot import check_picture
 
@@ -77,6 +77,7 @@ def _check_output(args: argparse.Namespace) -> None:
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
     if args.json:
         args.format = "json"
+    args.json = args.format == "json"
     if args.details and args.format != "text":
         raise UserError(f"--details does nothing with --format {args.format}, which has every table; leave it out")
     if args.plot is not None:

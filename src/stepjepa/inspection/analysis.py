@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepjepa.base.columns import aligned_columns, numbered_names
 from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.base.files import atomic_write, check_output_file, fingerprint, json_text, locked
 from stepjepa.base.json_object import JsonObject
@@ -291,10 +292,9 @@ def notes(models: Sequence[ModelViews]) -> list[str]:
 def as_table(models: Sequence[ModelViews]) -> str:
     """Format the numbers as text, with one column for each model; names are those of analysis.json, but for ``n``."""
     columns = [dict(_cells(model.numbers)) for model in models]
-    rows = [["", *(model.model_path for model in models)]]
-    rows += [[name, *(column.get(name, "–") for column in columns)] for name in columns[0]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    heads, legend = numbered_names([model.model_path for model in models])
+    rows = [(name, *(column.get(name, "–") for column in columns)) for name in columns[0]]
+    return f"{legend}{aligned_columns(('', *(heads[model.model_path] for model in models)), rows)}"
 
 
 def _cells(numbers: JsonObject, within: str = "") -> Iterator[tuple[str, str]]:

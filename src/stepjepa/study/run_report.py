@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 
+from stepjepa.base.columns import aligned_columns, numbered_names, wrapped
 from stepjepa.base.json_object import JsonObject
 from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.evaluation.summary_text import score_words
@@ -12,11 +13,8 @@ from stepjepa.study.run_folders import run_names
 from stepjepa.study.table import (
     FIGURE_FORMATS,
     FIGURE_HEADS,
-    aligned_columns,
     formatted,
     interval,
-    numbered_names,
-    wrapped,
 )
 
 # Keys of the protocol in which the runs of one table must be equal.

@@ -1,18 +1,12 @@
-"""A table, and its parts as text: columns of 80 characters, wrapped lines, numbers, intervals."""
+"""A table, and how its numbers and intervals are written."""
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepjepa.study.evaluated_run import FIGURES
 
-WIDTH = 80
-"""Maximum width of text for a terminal, in characters."""
-
 UNKNOWN = "–"
 """Shown for an unknown or untested value."""
-
-_LONGEST_NAME = 36
 
 FIGURE_HEADS = dict(zip(("LM loss", "matched", "shuffled", "tokens", "seconds", "FLOPs"), FIGURES, strict=True))
 """Column head -> name of the figure of a run."""
@@ -28,37 +22,6 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-
-
-def aligned_columns(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Align columns, in blocks of at most :data:`WIDTH`; each block repeats the first column."""
-    widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
-    blocks: list[list[int]] = [[]]
-    for place in range(1, len(columns)):
-        if blocks[-1] and widths[0] + sum(2 + widths[column] for column in (*blocks[-1], place)) > WIDTH:
-            blocks.append([])
-        blocks[-1].append(place)
-    lines = (columns, ["-" * width for width in widths], *rows)
-    return "\n\n".join(
-        "\n".join(
-            "  ".join([line[0].ljust(widths[0]), *(line[place].rjust(widths[place]) for place in block)]).rstrip()
-            for line in lines
-        )
-        for block in blocks
-    )
-
-
-def numbered_names(names: Sequence[str]) -> tuple[dict[str, str], str]:
-    """Return row names as tables show them, and a legend: long names are replaced by numbers."""
-    if max(map(len, names)) <= _LONGEST_NAME:
-        return {name: name for name in names}, ""
-    numbers = {name: f"({number})" for number, name in enumerate(names, start=1)}
-    return numbers, "\n".join(wrapped(f"{number} {name}", "    ") for name, number in numbers.items()) + "\n\n"
-
-
-def wrapped(text: str, indent: str = "") -> str:
-    """Break a text into lines of at most :data:`WIDTH`; all but the first are indented."""
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def formatted(value: float | None, pattern: str) -> str:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stepjepa.base.columns import aligned_columns, numbered_names, wrapped
 from stepjepa.base.counting import counted
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import finite, spelled
@@ -17,11 +18,8 @@ from stepjepa.study.table import (
     FIGURE_HEADS,
     UNKNOWN,
     Table,
-    aligned_columns,
     formatted,
     interval,
-    numbered_names,
-    wrapped,
 )
 
 _RETRIEVAL_HEADS = ("hits at 1", "hits at 10", "MRR", "nDCG@10")
