@@ -170,6 +170,100 @@ SEED = (
     "{% if add_generation_prompt %}{{ '<seed:bos>assistant\n' }}{% endif %}"
 )
 
+# The prompt has an empty thought that the chat leaves out; its tags are those of a channel.
+GEMMA_4 = (
+    "{{ bos_token }}{%- if tools %}{{- '<|turn>system\n' + tools | tojson + '<turn|>\n' }}{%- endif %}"
+    "{%- for message in messages %}"
+    "{{- '<|turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' }}"
+    "{%- if message.role == 'assistant' and message.reasoning_content and enable_thinking and loop.last %}"
+    "{{- '<|channel>thought\n' + message.reasoning_content + '\n<channel|>' }}{%- endif %}"
+    "{%- for call in message.tool_calls or [] %}"
+    "{{- '<|tool_call>call:' + call.function.name + call.function.arguments | tojson + '<tool_call|>' }}{%- endfor %}"
+    "{{- message.content | trim + '<turn|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|turn>model\n' }}"
+    "{%- if not enable_thinking %}{{- '<|channel>thought\n<channel|>' }}{%- endif %}{%- endif %}"
+)
+# Two tokens behind a content, of which the second ends the turn, also that of a call.
+COMMAND_R7B = (
+    "{{ bos_token }}{% if tools %}{{ '<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>' + tools | tojson }}"
+    "{{ '<|END_OF_TURN_TOKEN|>' }}{% endif %}"
+    "{% for message in messages %}{{ '<|START_OF_TURN_TOKEN|>' }}"
+    "{% if message.role == 'user' %}{{ '<|USER_TOKEN|>' + message.content }}"
+    "{% elif message.role != 'assistant' %}{{ '<|SYSTEM_TOKEN|>' + message.content }}"
+    "{% elif message.tool_calls %}{{ '<|CHATBOT_TOKEN|><|START_ACTION|>[' }}{% for call in message.tool_calls %}"
+    "{{ call.function | tojson }}{% endfor %}{{ ']<|END_ACTION|>' }}"
+    "{% else %}{{ '<|CHATBOT_TOKEN|><|START_RESPONSE|>' + message.content + '<|END_RESPONSE|>' }}{% endif %}"
+    "{{ '<|END_OF_TURN_TOKEN|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}"
+)
+# Elements within elements; their closing marks stand behind a content, and the end of a message behind those.
+KIMI_K3 = (
+    "{% macro begin(tag) %}{{ '<|open|>' + tag + '<|sep|>' }}{% endmacro %}"
+    "{% macro end(tag) %}{{ '<|close|>' + tag + '<|sep|>' }}{% endmacro %}"
+    "{% if tools %}{{ begin('message system') + tools | tojson + end('message') + '<|end_of_msg|>' }}{% endif %}"
+    "{% for message in messages %}{{ begin('message ' + message.role) }}"
+    "{% if message.role == 'assistant' %}{{ begin('think') + (message.reasoning_content or '') + end('think') }}"
+    "{{ begin('response') + message.content + end('response') }}{% for call in message.tool_calls or [] %}"
+    "{{ begin('call ' + call.function.name) + call.function.arguments | tojson + end('call') }}{% endfor %}"
+    "{% else %}{{ message.content }}{% endif %}{{ end('message') + '<|end_of_msg|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ begin('message assistant') + begin('think') }}{% endif %}"
+)
+# The prompt opens the thought in words, which the chat leaves out.
+APRIEL = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}{{ '<|begin_assistant|>\n' }}"
+    "{% if message.reasoning_content and loop.last %}"
+    "{{ message.reasoning_content + '\n[BEGIN FINAL RESPONSE]\n' }}{% endif %}{{ message.content + '\n<|end|>\n' }}"
+    "{% else %}{{ '<|begin_' + message.role + '|>\n' + message.content + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|begin_assistant|>\nHere are my reasoning steps:\n' }}{% endif %}"
+)
+# The last answer stands in the thought that the prompt opens, as if it were one.
+NEMOTRON_NANO = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}{{ '<SPECIAL_11>Assistant\n' }}"
+    "{% if loop.last %}{{ '<think>\n\n' }}{% endif %}"
+    "{{ message.content.split('</think>')[-1].strip() + '\n<SPECIAL_12>\n' }}"
+    "{% else %}{{ '<SPECIAL_10>System' if message.role == 'system' else '<SPECIAL_11>User' }}"
+    "{{ '\n' + message.content.strip() + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<SPECIAL_11>Assistant\n<think>\n\n' }}{% endif %}"
+)
+# As Qwen3's, but every prompt opens a thought, and an answer without one has no tags.
+MINIMAX_M2 = (
+    "{{- ']~!b[]~b]system\n' + (messages[0].content if messages[0].role == 'system' else 'Help.') }}"
+    "{%- if tools %}{{- '\n' + tools | tojson }}{%- endif %}{{- '[e~[\n' }}"
+    "{%- set messages = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{%- set last = namespace(index=0) %}{%- for message in messages %}"
+    "{%- if message.role == 'user' %}{%- set last.index = loop.index0 %}{%- endif %}{%- endfor %}"
+    "{%- for message in messages %}{%- if message.role == 'assistant' %}{{- ']~b]ai\n' }}"
+    "{%- if message.reasoning_content and loop.index0 > last.index %}"
+    "{{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}{%- endif %}{{- message.content }}"
+    "{%- for call in message.tool_calls or [] %}{{- '\n<invoke name=\"' + call.function.name + '\">' }}"
+    "{%- for name, value in call.function.arguments | items %}"
+    "{{- '<parameter name=\"' + name + '\">' + value + '</parameter>' }}{%- endfor %}{{- '</invoke>' }}{%- endfor %}"
+    "{%- else %}{{- ']~b]' + message.role + '\n' + message.content }}{%- endif %}{{- '[e~[\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- ']~b]ai\n<think>\n' }}{%- endif %}"
+)
+# As GLM's, with a thought, empty in earlier turns; the prompt does not end the line of the role.
+GLM_46 = (
+    "{{- '[gMASK]<sop>' }}{%- if tools %}{{- '<|system|>\n' + tools | tojson }}{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'assistant' %}"
+    "{{- '<|assistant|>\n<think>' + (message.reasoning_content or '' if loop.last else '') + '</think>' }}"
+    "{%- if message.content %}{{- '\n' + message.content.strip() }}{%- endif %}"
+    "{%- for call in message.tool_calls or [] %}{{- '\n<tool_call>' + call.function.name }}"
+    "{{- '\n' + call.function.arguments | tojson + '\n</tool_call>' }}{%- endfor %}"
+    "{%- else %}{{- '<|observation|>' if message.role == 'tool' else '<|' + message.role + '|>' }}"
+    "{{- '\n' + message.content }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
+)
+# A call as Python writes one.
+LFM2 = (
+    "{{- bos_token }}{%- if tools %}{{- '<|im_start|>system\nTools: ' + tools | tojson + '<|im_end|>\n' }}{%- endif %}"
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' }}"
+    "{%- for call in message.tool_calls or [] %}{{- '<|tool_call_start|>[' + call.function.name + '(' }}"
+    "{%- for name, value in call.function.arguments | items %}{{- name + '=' + value | tojson }}{%- endfor %}"
+    "{{- ')]<|tool_call_end|>' }}{%- endfor %}{{- message.content + '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+
 FORMS: dict[str, Form] = {
     "ChatML": Form(CHATML),
     "ChatML, other end of text": Form(CHATML, end="<|endoftext|>"),
@@ -262,6 +356,19 @@ FORMS: dict[str, Form] = {
         )
     ),
     "Seed-OSS": Form(SEED, end="<seed:eos>", thinks=True),
+    "Gemma-4": Form(GEMMA_4, end="<eos>", start="<bos>", calls=True),
+    "Gemma-4, thinking": Form(
+        GEMMA_4, end="<eos>", start="<bos>", thinks=True, calls=True, variables={"enable_thinking": True}
+    ),
+    "Command-R7B": Form(
+        COMMAND_R7B, end="<|END_OF_TURN_TOKEN|>", start="<BOS_TOKEN>", calls=True, mark=" Answer or act."
+    ),
+    "Kimi-K3": Form(KIMI_K3, end="[EOS]", thinks=True, calls=True),
+    "Apriel": Form(APRIEL, end="<|end|>", thinks=True),
+    "Nemotron-Nano": Form(NEMOTRON_NANO, end="<SPECIAL_12>"),
+    "MiniMax-M2": Form(MINIMAX_M2, end="[e~[", thinks=True, calls=True),
+    "GLM-4.6": Form(GLM_46, end="<|endoftext|>", thinks=True, calls=True, mark=" (think)"),
+    "LFM2": Form(LFM2, start="<s>", calls=True, mark=" (short)"),
     "no generation prompt": Form(chat_templates.HALF_TRIMMING),
     "roles and colons": Form(chat_templates.OPEN_ENDED),
 }
@@ -321,6 +428,32 @@ SPECIAL = [
     "[/AVAILABLE_TOOLS]",
     "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]",
+    "<|turn>",
+    "<turn|>",
+    "<|channel>",
+    "<channel|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|START_RESPONSE|>",
+    "<|END_RESPONSE|>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<|open|>",
+    "<|close|>",
+    "<|sep|>",
+    "<|end_of_msg|>",
+    "[EOS]",
+    "<|begin_user|>",
+    "<|begin_assistant|>",
+    "<|begin_system|>",
+    "<SPECIAL_10>",
+    "<SPECIAL_11>",
+    "<SPECIAL_12>",
+    "]~!b[",
+    "]~b]",
+    "[e~[",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
 ]
 # As in Qwen3's tokenizer these are added and not special.
 ADDED = ["<end>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]

@@ -22,6 +22,10 @@ HARMONY = "<|channel|>analysis<|message|>two and three<|end|><|start|>assistant<
         ("[THINK]two and", ""),
         ("It is [THINK]", "It is [THINK]"),
         ("5 [/THINK] 6", "5 [/THINK] 6"),
+        ("<think:open>two</think:open>5", "5"),
+        ("<mm:think>two</mm:think>5", "5"),
+        ("<|channel>thought\ntwo\n<channel|>5", "5"),
+        ("Here are my reasoning steps:\ntwo\n[BEGIN FINAL RESPONSE]\n5", "\n5"),
         (HARMONY, "5"),
         (f"{HARMONY}<|return|>", "5"),
         (HARMONY.replace("final<", "final <|constrain|>json<"), "5"),
@@ -40,6 +44,8 @@ def test_a_prompt_may_open_the_thought():
     assert not opens_thought(None)
     assert content_part("two and", in_thought=True) == ""
     assert content_part("two and</think>5", in_thought=True) == "5"
-    assert opens_thought("assistant\n<seed:think>\n")
+    assert opens_thought("assistant\n<seed:think>\n") and opens_thought("<|turn>model\n<|channel>thought\n")
+    assert opens_thought("Here are my reasoning steps:\n") and not opens_thought("an <unthink>")
+    assert content_part("two[BEGIN FINAL RESPONSE]5", in_thought=True) == "5"
     assert content_part("two and", in_thought=True) == ""
     assert content_part("two and</seed:think>5", in_thought=True) == "5"

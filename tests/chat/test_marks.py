@@ -79,7 +79,7 @@ def test_a_thought_in_tags_is_a_part_of_its_own() -> None:
     assert texts(lines("content"), chat, [0]) == [("thought", (8, "\nb\n")), ("content", (19, "\n\na"))]
     # Only where the prompt has opened it may a content begin inside a thought.
     assert texts(lines("content"), [answer("b</think>a")], [0]) == [("content", (1, "b</think>a"))]
-    opened = texts(lines("content"), [answer("b</think>a")], [0], opened=True)
+    opened = texts(lines("content"), [answer("b</think>a")], [0], opened="<think>")
     assert opened == [("thought", (1, "b")), ("content", (10, "a"))]
     # A user's tags are text.
     assert texts(lines("content"), [user("<think>b</think>a")], [0]) == [("content", (1, "<think>b</think>a"))]

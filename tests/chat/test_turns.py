@@ -94,6 +94,62 @@ def test_3_the_template_closes_the_thought_in_its_own_way(template: Any) -> None
     assert parts(template("QwQ"), with_thoughts("q", "b", "a")) == [(f"{ASK}<think>\n", "b\n</think>\n\na<|im_end|>")]
 
 
+def test_3_a_prompt_that_opens_the_thought_in_words(template: Any) -> None:
+    """Apriel's form: the chat has the thought without the words in front of it."""
+    made, ask = template("Apriel"), "<|begin_user|>\nq\n<|begin_assistant|>\nHere are my reasoning steps:\n"
+    assert parts(made, with_thoughts("q", "b", "a")) == [(ask, "b\n[BEGIN FINAL RESPONSE]\na\n<|end|>")]
+    assert parts(made, chat("q", "a")) == [(ask, "\n[BEGIN FINAL RESPONSE]\na\n<|end|>")]
+
+
+def test_3_a_content_does_not_stay_in_the_thought(template: Any) -> None:
+    """Nemotron-Nano's form: the chat begins with the prompt, and nothing ends the thought in front of the content."""
+    made, ask = template("Nemotron-Nano"), "<SPECIAL_11>User\nq\n<SPECIAL_11>Assistant\n<think>\n\n"
+    assert parts(made, chat("q", "a")) == [(ask, "\n</think>\n\na\n<SPECIAL_12>")]
+    (turn,) = made.turns(with_thoughts("q", "b", "a"))
+    assert turn.text[turn.answer :] == "b\n</think>\n\na\n<SPECIAL_12>"
+    assert (turn.text[slice(*turn.reasoning)], turn.text[slice(*turn.spans[-1])]) == ("b", "a")
+    # A call without a content does not, either.
+    written = "{{ '<think>\n\n' }}{% endif %}"
+    calls = "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}"
+    made = template("Nemotron-Nano", FORMS["Nemotron-Nano"].template.replace(written, written + calls))
+    messages = with_call("q", "cod", "a fish", "Yes.")[:2]
+    ((_, answer),) = parts(made, messages, TOOLS)
+    assert answer.startswith('\n</think>\n\n{"name": "look_up"')
+    messages[1]["reasoning_content"] = "Look."
+    ((_, answer),) = parts(made, messages, TOOLS)
+    assert answer.startswith('Look.\n</think>\n\n{"name": "look_up"')
+
+
+def test_3_a_call_is_not_begun_as_a_content(template: Any) -> None:
+    """Cohere's form: a mark behind the thought begins a content, and none stands in front of a call."""
+    source = (
+        "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}{% if message.role == 'assistant' %}"
+        "{% if message.reasoning_content %}{{ '<think>' + message.reasoning_content + '</think>' }}{% endif %}"
+        "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}"
+        "{% if message.content %}{{ '<answer>' + message.content }}{% endif %}"
+        "{% else %}{{ message.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}"
+    )
+    made, call = template("ChatML", source), '{"name": "look_up", "arguments": {"word": "cod"}}'
+    messages = with_call("q", "cod", "a fish", "Yes.")
+    assert [answer for _, answer in parts(made, messages)] == [
+        f"</think>{call}<|im_end|>",
+        "</think><answer>Yes.<|im_end|>",
+    ]
+    messages[1]["reasoning_content"] = "Look."
+    assert parts(made, messages)[0][1] == f"Look.</think>{call}<|im_end|>"
+
+
+def test_3_the_tag_of_another_thought_is_text(template: Any) -> None:
+    """Only the closing tag of the thought that the prompt opens ends it; any other one was lost, once."""
+    source = FORMS["DeepSeek-R1"].template.replace("<think>", "<|START_THINKING|>")
+    source = source.replace("text.split('</think>')[-1]", "text")
+    ((_, answer),) = parts(template("DeepSeek-R1", source), chat("q", "Use </think>."))
+    assert answer == "\n<|END_THINKING|>\n\nUse </think>.<|end_of_sentence|>"
+    ((_, answer),) = parts(template("DeepSeek-R1", source), chat("q", "b<|END_THINKING|>a"))
+    assert answer == "b<|END_THINKING|>a<|end_of_sentence|>"  # as the template writes it
+
+
 def test_4_an_empty_thought_that_only_the_prompt_has(template: Any) -> None:
     """Seed-OSS's and Hunyuan's form: the prompt closes a thought that the chat leaves out."""
     source = FORMS["Seed-OSS"].template.replace(
@@ -107,6 +163,15 @@ def test_4_an_empty_thought_that_only_the_prompt_has(template: Any) -> None:
     ]
     with pytest.raises(UserError, match="the prompt closes the thought already"):
         made.turns(with_thoughts("q", "t", "a"))
+    # The chat has its closing tag alone, which the prompt has already.
+    closing = source.replace("{{ message['content']", "{{ '</seed:think>' + message['content']")
+    closing = closing.replace("+ '<seed:eos>' }}", "+ '<seed:eos>' }}", 1)
+    assert closing != source
+    ((prompt, answer),) = parts(template("Seed-OSS", closing), chat("q", "a"))
+    assert (prompt, answer) == (
+        f"<seed:bos>user\n</seed:think>q<seed:eos><seed:bos>assistant\n{empty}",
+        "a<seed:eos>",
+    )
     # The chat has an empty thought, and another one than the prompt.
     other = source.replace(
         "{% if message['role'] == 'assistant' and",
@@ -138,6 +203,29 @@ def test_4_a_prompt_that_closes_the_thought_and_a_message_with_one(template: Any
     assert made.leaves_thought() == '{"no_thoughts": false}'
 
 
+def test_4_a_prompt_that_only_closes_the_thought(template: Any) -> None:
+    """Laguna's form: the prompt ends in the closing tag alone."""
+    source = FORMS["Qwen3"].template.replace("'<think>\n\n</think>\n\n'", "'</think>'")
+    source = source.replace("is defined and enable_thinking is false", "is not defined")
+    assert source != FORMS["Qwen3"].template
+    with pytest.raises(
+        UserError, match=r"closes the thought already \('</think>'\), .* `chat.*enable_thinking"
+    ) as told:
+        template("Qwen3", source).turns(with_thoughts("q", "b", "a"))
+    assert "true" in str(told.value)
+
+
+def test_a_variable_that_does_not_change_the_prompt_is_no_remedy(template: Any) -> None:
+    """A template reads names that are no setting, as those that it sets in one branch alone."""
+    source = (
+        "{% if nothing %}{% set content = 1 %}{% endif %}{{ '' if content else '' }}" + FORMS["Nemotron-Nano"].template
+    )
+    assert template("Nemotron-Nano", source).leaves_thought(opened=True) is None
+    effort = FORMS["Qwen3"].template.replace("enable_thinking is defined and enable_thinking is false", "not effort")
+    effort = effort.replace("not effort", "effort != 'high'")
+    assert template("Qwen3", effort).leaves_thought() == '{"effort": "high"}'
+
+
 def test_5_a_prompt_that_does_not_begin_the_answer(template: Any) -> None:
     source = FORMS["ChatML"].template.replace(
         '{% if add_generation_prompt %}{{ "<|im_start|>assistant', '{% if add_generation_prompt %}{{ "<|im_start|>bot'
@@ -163,6 +251,35 @@ def test_two_ends(template: Any) -> None:
     assert [answer.rpartition("<|")[2] for _, answer in parts(made, chat("q", "a", "r", "b"))] == ["return|>"] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("Command-R7B", "<|END_OF_TURN_TOKEN|>"),
+        ("Kimi-K3", "<|end_of_msg|>"),
+        ("Phi-3", "<|end|>"),  # behind the last turn it writes the end of text, too
+        ("Nemotron-Nano", "<SPECIAL_12>"),
+    ],
+)
+def test_of_several_tokens_behind_a_content_the_one_that_ends_every_turn(name: str, end: str, template: Any) -> None:
+    made = template(name)
+    assert made.stop_tokens == [end]
+    assert [turn.text[-len(end) :] for turn in made.turns(chat("q", "a", "r", "b"))] == [end, end]
+    if made.writes_calls:
+        messages = with_call("q", "cod", "a fish", "Yes.")
+        assert [turn.stop for turn in made.turns(messages, TOOLS)] == [end, end]
+
+
+@pytest.mark.parametrize("eos", ["<|im_end|>", "<|endoftext|>"])
+def test_a_token_that_begins_the_next_turn_does_not_end_one(eos: str, markers: Any) -> None:
+    """Phi-4-mini's form, which writes the header of an answer whether it is asked to or not."""
+    tokenizer = served_forms.in_form(markers, "ChatML")
+    tokenizer.eos_token = eos
+    tokenizer.chat_template = FORMS["ChatML"].template.replace("{% if add_generation_prompt %}", "{% if true %}")
+    made = ChatTemplate(tokenizer)
+    assert made.stop_tokens == ["<|im_end|>"]
+    assert parts(made, chat("q", "a")) == [(ASK, "a<|im_end|>")]
+
+
 def test_no_end(template: Any) -> None:
     """GLM's form: the marker of the next role ends a turn, of the last one the user's; it is a label alone."""
     made = template("GLM")
@@ -186,7 +303,8 @@ def test_a_stop_inside_an_answer_is_refused(markers: Any) -> None:
     tokenizer.chat_template = source
     made = RecordTokenizer(tokenizer, JepaConfig(mode="regular"))
     record = parse_record({"messages": with_thoughts("q", "b", "a")}, "data.jsonl", 7)
-    with pytest.raises(UserError, match=r"data.jsonl:7: the answer holds '<\|im_end\|>', at which generation stops"):
+    fault = r"data.jsonl:7: the answer holds '<\|im_end\|>', at which generation stops, .*; the chat template writes it"
+    with pytest.raises(UserError, match=fault):
         made.tokenize([record])
     # Spelt by the record itself it is text.
     made.tokenize([parse_record({"messages": chat("q", "a <|im_end|> b")}, "data.jsonl", 7)])

@@ -58,6 +58,35 @@ def test_calls_that_are_not_trained(tokenizer: Any) -> None:
     assert unused(tokenizer, UNTRAINED_CALL, form="Qwen3") is None
 
 
+def test_a_part_of_an_untrained_call(tokenizer: Any) -> None:
+    """As gpt-oss's template, which writes one call a message."""
+    messages = copy.deepcopy(UNTRAINED_CALL)
+    second = copy.deepcopy(messages[1]["tool_calls"][0])
+    second["function"]["arguments"]["word"] = 'eel "\n'
+    messages[1]["tool_calls"].append(second)
+    rest = "; the template leaves it out or rewrites it"
+    assert unused(tokenizer, messages, form="harmony") == f"messages[].tool_calls{rest}"
+    assert unused(tokenizer, messages, form="Qwen3") is None
+
+
+def test_a_thought_that_is_not_trained(tokenizer: Any) -> None:
+    messages = served_forms.with_thoughts("2+3?", "Two and three.", "5", "And 1?", "", "6")
+    del messages[3]["thinking"]
+    messages[1]["weight"] = 0
+    thought = "messages[].reasoning_content; the template leaves it out or rewrites it"
+    for form in ("ChatML", "Qwen3"):  # the one writes none, the other those of the last answer
+        assert unused(tokenizer, messages, form=form) == thought
+    assert unused(tokenizer, messages, form="Kimi-K3") is None
+
+
+def test_a_content_that_is_rewritten(tokenizer: Any) -> None:
+    """As Nemotron's template, which deletes a switch from questions, also where they only spell it."""
+    source = FOUR_ROLES.replace("message['content']", "message['content'].replace('/think', '')")
+    told = "messages[].content of role user; the template leaves it out or rewrites it"
+    assert unused(tokenizer, chat("What is </think>?", "A tag."), source) == told
+    assert unused(tokenizer, chat("What is it? ", "A tag."), source.replace(", '')", ", '').strip()")) is None
+
+
 def test_thoughts_of_earlier_turns_are_left_out_by_design(tokenizer: Any) -> None:
     thoughts = served_forms.with_thoughts("2+3?", "Two and three.", "5", "And 1?", "Five and one.", "6")
     assert unused(tokenizer, thoughts, form="Qwen3") is None

@@ -257,6 +257,15 @@ def test_a_closer_that_is_no_token_is_no_part_of_an_answer(model, tokenizer):
     assert generator._decode(ids).text == "Cod.\n### End"  # it did not stop
 
 
+def test_a_closer_with_tokens_is_no_part_of_an_answer(model, tokenizer):
+    """Kimi-K3's form: its tokens are special, so that decoding leaves words of it behind."""
+    other = served_forms.in_form(served_forms.with_all_markers(tokenizer), "Kimi-K3")
+    generator, end = make_generator(model, other), other.convert_tokens_to_ids("<|end_of_msg|>")
+    assert generator.template.closer == "<|close|>response<|sep|><|close|>message<|sep|>"
+    ids = other("Cod.<|close|>response<|sep|><|close|>message<|sep|>", add_special_tokens=False)["input_ids"]
+    assert generator._decode([*ids, end]).text == "Cod."
+
+
 def test_a_token_behind_a_gap_of_the_ids_is_generated(tokenizer):
     """Where ids have gaps, as those of GPT-4's tokenizer, the number of tokens is not the id of the next one."""
     other = copy.deepcopy(tokenizer)

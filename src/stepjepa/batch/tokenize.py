@@ -26,7 +26,7 @@ from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, overlap
 from stepjepa.chat.turn_text import Rendered, Turn
 from stepjepa.chat.turns import TurnError
-from stepjepa.chat.unused import NOT_USED, contents_without_use, parts_without_use
+from stepjepa.chat.unused import NOT_USED, parts_without_use, texts_without_use
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
 from stepjepa.views.sequences import Ids, Pair, TokenizedRecord
@@ -49,6 +49,11 @@ COUNTS = (
     "answers tokenised apart",
 )
 """Names of the counts that tokenising records makes."""
+
+_WRITTEN_BY_TEMPLATE = (
+    "the chat template writes it there, as some do between a thought or a content and tool calls; remove one of the "
+    "two from the record, or use another `chat_template`"
+)
 
 WITHOUT_PAIR = "without a pair"
 """Key of :meth:`RecordTokenizer.describe`: how many records have no pair, and why."""
@@ -171,7 +176,7 @@ class RecordTokenizer:
         self._without_use.update(dict.fromkeys(parts_without_use(template, *chat)))
         if self.config.labels == "assistant" and (isinstance(template, ChatTemplate) or template.answers):
             turns = template.turns(*chat)
-            unused = contents_without_use(record.messages, turns, plain=self.config.plain)
+            unused = texts_without_use(template, record.messages, turns, plain=self.config.plain)
             self._without_use.update(dict.fromkeys(unused))
             return turns
         rendered = template.render(*chat)
@@ -352,7 +357,10 @@ class RecordTokenizer:
         if inner:
             token = shown(str(self.tokenizer.convert_ids_to_tokens(inner[0])))
             fault = f"the answer holds {token}, at which generation stops, before its end"
-            raise UserError(f"{fault}; remove it from the record", path=record.path, line=record.line)
+            written = str(self.tokenizer.decode(inner[:1]))
+            is_own = any(written in str(value) for message in record.messages for value in message.values())
+            remedy = "remove it from the record" if is_own else _WRITTEN_BY_TEMPLATE
+            raise UserError(f"{fault}; {remedy}", path=record.path, line=record.line)
 
 
 def _positions_before(ranges: Sequence[tuple[int, int]], length: int) -> Ids:

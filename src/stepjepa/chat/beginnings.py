@@ -39,7 +39,7 @@ class Beginnings:
     def __init__(self, chat: Sequence[Message], render: Render, turns: int, *, only_adds_text: bool) -> None:
         self._chat, self._render, self._turns = chat, render, turns
         self._texts: dict[tuple[int, bool], str] = {}
-        self._located: dict[bool, Located | None] = {}
+        self._located: dict[str | None, Located | None] = {}
         self._cut = self._cut_up() if only_adds_text and turns > 1 else None
 
     def prompt(self, index: int) -> str:
@@ -52,13 +52,13 @@ class Beginnings:
         cut = self._cut
         return self._rendered(index + 1, prompt=False) if cut is None else cut.text[: cut.starts[index + 1]] + cut.end
 
-    def places(self, index: int, begin: int, opened: bool) -> list[Place]:
+    def places(self, index: int, begin: int, opened: str | None) -> list[Place]:
         """Find the texts of the messages up to ``index`` in :meth:`full`.
 
         Args:
             index: of the last message.
             begin: the place behind which texts that can't be marked are searched for.
-            opened: a content may begin inside a thought, see ``marks.locate``.
+            opened: the tag of a thought inside which a content may begin, see ``marks.locate``.
         """
         text = self.full(index)
         if self._turns > 1 and (located := self._located_in_full(opened)) is not None:
@@ -67,7 +67,7 @@ class Beginnings:
                 return places
         return locate(self._render, self._chat[: index + 1], text, range(index + 1), begin=begin, opened=opened)
 
-    def places_in_prompt(self, index: int, opened: bool) -> list[Place]:
+    def places_in_prompt(self, index: int, opened: str | None) -> list[Place]:
         """Find the texts of the messages in front of ``index`` in :meth:`prompt`."""
 
         def render(messages: Sequence[Message]) -> str:
@@ -80,7 +80,7 @@ class Beginnings:
             self._texts[count, prompt] = self._render(self._chat[:count], prompt=prompt)
         return self._texts[count, prompt]
 
-    def _located_in_full(self, opened: bool) -> Located | None:
+    def _located_in_full(self, opened: str | None) -> Located | None:
         """Return the places of all texts in the whole chat; None if they can't be marked at once."""
         if opened not in self._located:
             try:

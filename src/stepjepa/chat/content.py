@@ -2,10 +2,7 @@
 
 import re
 
-from stepjepa.chat.thought import TAGS, ends_in_thought, last_tag, thought_in
-
-MARKS = (*TAGS, "<|channel|>")
-"""Texts that separate thoughts from content; if they are special tokens, decoding must keep them."""
+from stepjepa.chat.thought import has_tag, last_tag, opening_tag, thought_in
 
 _FINAL = re.compile(r"<\|channel\|>final\b(?:(?!<\|message\|>).)*<\|message\|>", re.DOTALL)
 _END = re.compile(r"<\|(?:return|end|start|call)\|>")
@@ -33,6 +30,11 @@ def content_part(text: str, *, in_thought: bool = False) -> str:
     return "" if in_thought or begins else text
 
 
+def separates_thought(text: str) -> bool:
+    """Return whether a text separates thoughts from content; if special tokens do so, decoding must keep them."""
+    return has_tag(text) or "<|channel|>" in text
+
+
 def opens_thought(prompt: str | None) -> bool:
     """Return whether a prompt ends inside a thought."""
-    return prompt is not None and ends_in_thought(prompt)
+    return prompt is not None and opening_tag(prompt) is not None

@@ -52,7 +52,7 @@ def locate(
     indices: Iterable[int],
     *,
     begin: int = 0,
-    opened: bool = False,
+    opened: str | None = None,
 ) -> list[Place]:
     """Find the parts of some messages in their rendered chat.
 
@@ -65,7 +65,7 @@ def locate(
         text: ``render(messages)``.
         indices: of the messages whose parts are found.
         begin: the place in ``text`` behind which unmarked texts are searched for.
-        opened: a content may begin inside a thought, see ``thought_in``.
+        opened: the tag of a thought inside which a content may begin, see ``thought_in``.
 
     Returns:
         The places of the parts in the order of the messages; the span of a missing part is None.
@@ -116,7 +116,7 @@ class Located(NamedTuple):
         return [self.places[number] for number in chosen]
 
 
-def locate_all(render: Render, messages: Sequence[Message], text: str, *, opened: bool) -> Located | None:
+def locate_all(render: Render, messages: Sequence[Message], text: str, *, opened: str | None) -> Located | None:
     """Find the parts of all messages by one rendering, with the arguments of :func:`locate`.
 
     None if they can't be marked at once, or one of them occurs twice.
@@ -143,7 +143,7 @@ def _only(text: str, part: str, begin: int) -> Span | None:
 class _Marker:
     """Marks the texts of a chat's messages with pairs of private-use characters."""
 
-    def __init__(self, text: str, messages: Sequence[Message], opened: bool) -> None:
+    def __init__(self, text: str, messages: Sequence[Message], opened: str | None) -> None:
         self.text, self.messages, self.opened = text, messages, opened
         free = [plane for plane in _PLANES if not plane[1].search(text)]
         if not free:

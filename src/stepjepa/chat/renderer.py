@@ -72,10 +72,15 @@ class Renderer:
             raise UserError(f"{fault}; change them, or name another `chat_template`") from None
 
     def attempt(
-        self, messages: Sequence[Mapping[str, object]], *, prompt: bool = False, tools: Tools = None
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        prompt: bool = False,
+        tools: Tools = None,
+        variables: Variables = None,
     ) -> str | None:
         """Render messages as :meth:`render`; None if the template refuses them."""
         try:
-            return self.render(messages, prompt=prompt, tools=tools)
+            return self.render(messages, prompt=prompt, tools=tools, variables=variables)
         except UserError:
             return None

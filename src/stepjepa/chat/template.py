@@ -33,7 +33,7 @@ from stepjepa.chat.renderer import Renderer
 from stepjepa.chat.served import trained_turns
 from stepjepa.chat.source import PINNED_DATE
 from stepjepa.chat.special_tokens import check_special_tokens
-from stepjepa.chat.thought import ends_in_thought, last_tag, thought_in
+from stepjepa.chat.thought import is_left_to_model, last_tag, opening_tag, thought_in
 from stepjepa.chat.tokens import check_fast
 from stepjepa.chat.tool_calls import argument_names, with_text_arguments
 from stepjepa.chat.turn_ends import TurnEnds
@@ -229,7 +229,7 @@ class ChatTemplate:
     def leaves_thought(self, *, opened: bool = False) -> str | None:
         """Return the variables, as JSON, by which a prompt leaves the thought to the model; None if none do.
 
-        Every variable of the template is tried alone, first those that are named after thoughts.
+        Every variable that changes the prompt is tried alone, first those that are named after thoughts.
 
         Args:
             opened: the prompt must open the thought.
@@ -238,15 +238,17 @@ class ChatTemplate:
         def order(name: str) -> tuple[bool, str]:
             return ("think" not in name and "reason" not in name, name)
 
+        asked = self.renderer.attempt([QUESTION], prompt=True)
         for name in sorted(self.renderer.variables - {*self._special_tokens}, key=order):
-            for value in (True, False):
-                try:
-                    prompt = self.renderer.render([QUESTION], prompt=True, variables={name: value})
-                except UserError:
-                    continue
-                tag = last_tag(prompt)
-                if tag.is_open if tag is not None else not opened:
-                    return json.dumps({name: value})
+            prompts = {
+                json.dumps({name: value}): self.renderer.attempt([QUESTION], prompt=True, variables={name: value})
+                for value in (True, False, "high")
+            }
+            if {*prompts.values()} <= {asked, None}:
+                continue
+            for variables, prompt in prompts.items():
+                if prompt is not None and is_left_to_model(prompt, opened=opened):
+                    return variables
         return None
 
     @property
@@ -297,7 +299,7 @@ class ChatTemplate:
         self.reasoning_key = next(
             (key for key in REASONING_KEYS if self._writes(THOUGHT, [QUESTION, {**REPLY, key: THOUGHT}])), None
         )
-        self.opens_thought = ends_in_thought(self.renderer.attempt([QUESTION], prompt=True) or "")
+        self.opens_thought = opening_tag(self.renderer.attempt([QUESTION], prompt=True) or "") is not None
         self.closing = self._between_thought_and_content()
 
     def _learn_tools(self) -> None:

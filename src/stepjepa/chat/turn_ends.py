@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
+from stepjepa.base.common_beginning import common_length
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
-from stepjepa.chat.probes import ANSWER, OTHER, QUESTION, REPLY, TOOL, make_message
+from stepjepa.chat.probes import ANSWER, ASKED, OTHER, QUESTION, REPLY, TOOL, make_message
 from stepjepa.chat.special_tokens import matched_tokens
 from stepjepa.chat.turn_text import Tools
 
@@ -42,15 +44,14 @@ class TurnEnds:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, attempt: Attempt, call: JsonObject | None) -> None:
-        self._eos_token = tokenizer.eos_token
+        self._eos_token, self._bos_token = tokenizer.eos_token, tokenizer.bos_token
         # Without added tokens, (?!) matches nothing.
         self.added_token = re.compile("|".join(map(re.escape, matched_tokens(tokenizer))) or "(?!)")
         pair = attempt([QUESTION, REPLY]) or ""
         content_end = pair.index(ANSWER) + len(ANSWER)
-        closing = self.added_token.search(pair, content_end)
-        self._closing: str | None = closing[0] if closing else None
-        self._followers = self._find_followers(attempt) if closing is None else {}
-        self.appended = closing is None and "user" not in self._followers
+        self._closing = self._find_closing(attempt, pair, content_end)
+        self._followers = self._find_followers(attempt) if self._closing is None else {}
+        self.appended = self._closing is None and "user" not in self._followers
         ends = [self._closing or self._follower("user"), *self._followers.values()]
         if call is not None:
             text = attempt([QUESTION, call], tools=[TOOL]) or ""
@@ -59,6 +60,29 @@ class TurnEnds:
         self.ids = [int(tokenizer.convert_tokens_to_ids(token)) for token in self.tokens]
         text, stop = self.split(pair, content_end, "user")
         self.closer = text[content_end:].removesuffix(stop)
+
+    def _find_closing(self, attempt: Attempt, pair: str, content_end: int) -> str | None:
+        """Return the token that closes a turn; None if the template closes none.
+
+        Several tokens may stand behind a content (``<|END_RESPONSE|><|END_OF_TURN_TOKEN|>``). Of those that stand there
+        in earlier turns, too, the eos token ends the turn, or else the last one in front of a token that begins a turn.
+
+        Args:
+            attempt: renders messages.
+            pair: a question and its answer.
+            content_end: the end of the answer's content in it.
+        """
+        tokens = list(self.added_token.finditer(pair, content_end))
+        followed = attempt([QUESTION, REPLY, make_message("user", OTHER)]) or ""
+        place = followed.find(ANSWER) + len(ANSWER)
+        common = content_end + common_length(pair[content_end:], followed[place:])
+        always = [token[0] for token in tokens if token.end() <= common]
+        if self._eos_token in always:
+            return str(self._eos_token)
+        start = (attempt([QUESTION]) or "").partition(ASKED)[0]
+        first = next((token[0] for token in self.added_token.finditer(start) if token[0] != self._bos_token), None)
+        closing = list(takewhile(lambda token: token not in (first, self._bos_token), always))
+        return closing[-1] if closing else tokens[0][0] if tokens else None
 
     def _find_followers(self, attempt: Attempt) -> dict[str, str]:
         """Return role of the next message -> token that follows an answer, for a template that closes no turn."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from stepjepa.base.common_beginning import common_length
 from stepjepa.base.errors import UserError, shown
 from stepjepa.chat.marks import REASONING_KEYS, Kind, Message, Place
-from stepjepa.chat.thought import Tag, ends_in_thought, last_tag, thought_in
+from stepjepa.chat.thought import Tag, closing_tag, last_tag, opening_tag, thought_in
 from stepjepa.chat.turn_text import Turn
 
 _AROUND = 40  # characters that an error shows around the first difference of two texts
@@ -23,8 +23,8 @@ class Texts(Protocol):
 
     def prompt(self, index: int) -> str: ...
     def full(self, index: int) -> str: ...
-    def places(self, index: int, begin: int, opened: bool) -> list[Place]: ...
-    def places_in_prompt(self, index: int, opened: bool) -> list[Place]: ...
+    def places(self, index: int, begin: int, opened: str | None) -> list[Place]: ...
+    def places_in_prompt(self, index: int, opened: str | None) -> list[Place]: ...
 
 
 class Ends(Protocol):
@@ -75,21 +75,23 @@ class _Answer(NamedTuple):
 def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts) -> Turn:
     """Make the turn of message ``index`` of a normalised chat, whose renderings are in ``texts``.
 
-    1. If F begins with P, the answer is the rest of F.
+    1. If F begins with P, and the content does not stand in a thought that P opens, the answer is the rest of F.
     2. Else, if P and F have the same text from the last content of the prompt to the end of P, it is the rest of F.
-    3. Else, if P ends in an open thought, it is the thought, the text that closes it, and F from the content on.
+    3. Else, if P ends in an open thought, it is the thought, the text that closes it, and F from the content on; if F
+       has the thought without its opening tag, F from there on.
     4. Else, if P ends in an empty thought that F leaves out, it is F behind their common part.
 
     Raises:
         UserError: none of these holds, or the answer lacks a text of the message.
     """
     message, prompt, full = chat[index], texts.prompt(index), texts.full(index)
-    plain, opened = full.startswith(prompt), ends_in_thought(prompt)
-    places = texts.places(index, len(prompt) if plain else 0, opened)
+    is_continued, opened = full.startswith(prompt), opening_tag(prompt)
+    places = texts.places(index, len(prompt) if is_continued else 0, opened)
     own_places = [place for place in places if place.part.message == index]
-    if plain:  # case 1
+    if is_continued:
         earlier = [place for place in places if place.part.message < index]
-        answer = _Answer(full[len(prompt) :], len(prompt))
+        renderings = _Renderings(prompt, full, earlier, places, None)
+        answer = _continued(template, message, renderings, own_places, opened)
     else:
         earlier = texts.places_in_prompt(index, opened)
         renderings = _Renderings(prompt, full, earlier, places, _misplaced(chat, index, places))
@@ -101,9 +103,12 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts
         if span is None or span[1] <= answer.behind:
             if part.kind == "thought" and answer.thought is not None:
                 continue
-            raise UserError((span and _misplaced(chat, index, places)) or _lost(template, message, part.kind))
+            raise UserError(
+                (span and _misplaced(chat, index, places)) or _lost(template, message, part.kind, opened=opened)
+            )
         if part.kind != "call" and (written := full[slice(*span)].strip()) != part.text:
-            raise UserError(_lost(template, message, part.kind, *_around_difference(part.text, written)))
+            own_text, text_written = _around_difference(part.text, written)
+            raise UserError(_lost(template, message, part.kind, opened=opened, own=own_text, written=text_written))
         if part.kind == "content" and repeats:
             fault = "the chat template writes 'content' more than once, so that a served answer would repeat it"
             raise UserError(f"{fault}; use a `chat_template` that writes it once")
@@ -135,6 +140,25 @@ class _Renderings(NamedTuple):
     misplaced: str | None  # the message for a chat whose order the template changes; None if it keeps it
 
 
+def _continued(
+    template: Rules, message: Message, renderings: _Renderings, own_places: Sequence[Place], opened: str | None
+) -> _Answer:
+    """Return the answer for a chat that begins with the prompt: case 1, or case 3 where nothing ends the thought."""
+    prompt, full = renderings.prompt, renderings.full
+    tag = last_tag(prompt) if opened else None
+    if tag is not None and own_places:
+        spans = [place.span for place in own_places if place.part.kind == "content" and place.span is not None]
+        if spans:
+            between = full[len(prompt) : spans[0][0]].strip()
+            in_thought = spans[0][0] >= len(prompt) and not (between or thought_in(message["content"], opened=opened))
+        else:
+            is_written = any(place.part.kind == "thought" and place.span is not None for place in own_places)
+            in_thought = not is_written and tag.closing not in full[len(prompt) :]
+        if in_thought:
+            return _opened(template, message, renderings, own_places, tag)
+    return _Answer(full[len(prompt) :], len(prompt))
+
+
 def _rewritten(template: Rules, message: Message, renderings: _Renderings, own_places: Sequence[Place]) -> _Answer:
     """Return the answer for a template that renders the earlier chat differently behind it: cases 2 to 4."""
     prompt, full = renderings.prompt, renderings.full
@@ -152,9 +176,13 @@ def _rewritten(template: Rules, message: Message, renderings: _Renderings, own_p
         start = in_full + tag.start - end
         is_last = not prompt.rpartition(tag.closing)[2].strip()
         if is_last and full.startswith(prompt[end : tag.start], in_full) and not full.startswith(tag.text, start):
+            # F may have its closing tag alone, which P has already.
+            closings = (prompt[prompt.rindex(tag.closing) :], tag.closing)
+            start += next((len(closing) for closing in closings if full.startswith(closing, start)), 0)
             return _Answer(full[start:], start)
-    if tag is not None and has_thought:
-        fault = f"the prompt closes the thought already ({shown(prompt[tag.start :])}), and the message has one"
+    closed = prompt[tag.start :] if tag is not None else closing_tag(prompt)
+    if closed and has_thought:
+        fault = f"the prompt closes the thought already ({shown(closed)}), and the message has one"
         variables = template.leaves_thought()
         remedy = f"leave the thought to the model with `chat_template_kwargs '{variables}'`"
         remedy = remedy if variables else "use a `chat_template` whose prompt leaves the thought to the model"
@@ -196,7 +224,15 @@ def _opened(
     if len(set(thoughts)) > 1:  # one of them would be lost
         raise UserError("'reasoning_content' and the thought in 'content' differ, and the prompt opens one; keep one")
     thought = thoughts[0] if thoughts else ""
+    written = next((span[0] for part, span, _ in own_places if part.kind == "thought" and span is not None), None)
+    if written is not None and full.startswith(prompt[: tag.start]) and not full[tag.start : written].strip():
+        return _Answer(full[tag.start :], tag.start)
     start = next((span[0] for part, span, _ in own_places if part.kind == "content" and span is not None), None)
+    closing = template.closing
+    if start is None and closing is not None:
+        # In front of calls there is no text that begins a content.
+        before, end, begin = closing.partition(tag.closing)
+        closing = before + end + begin[: len(begin) - len(begin.lstrip())]
     # The chat has an empty thought, or only its closing tag, instead of the prompt's open thought.
     has_tag = full.startswith(prompt[: tag.start]) and full.startswith((tag.text, tag.closing), tag.start)
     closing_start = full.find(tag.closing, tag.start, start) if has_tag else -1
@@ -204,23 +240,26 @@ def _opened(
         if not full.startswith(prompt[: tag.start]):
             fault = f"the prompt opens a thought ({shown(prompt[tag.start :])}), and the chat continues without it"
             raise UserError(f"{fault}; use another `chat_template`")
-        start = tag.start if closing_start < 0 else closing_start + len(tag.closing)
-    elif thought_in(message["content"], opened=True):
+        behind = len(prompt) if full.startswith(prompt) else tag.start
+        start = behind if closing_start < 0 else closing_start + len(tag.closing)
+    elif thought_in(message["content"], opened=tag.text):
         # The white space behind the thought is part of the text that closes it.
         start += len(full[start:]) - len(full[start:].lstrip())
-    closing = template.closing
     if closing is None:
         closing = full[closing_start:start] if closing_start >= 0 else f"\n{tag.closing}\n\n"
     return _Answer(thought + closing + full[start:], start, thought)
 
 
-def _lost(template: Rules, message: Message, kind: Kind, own: str = "", written: str = "") -> str:
+def _lost(
+    template: Rules, message: Message, kind: Kind, *, opened: str | None, own: str = "", written: str = ""
+) -> str:
     """Return the message for a text that the template leaves out; it also names the other kind that it leaves out.
 
     Args:
         template: renders the message.
         message: the assistant's.
         kind: of the text.
+        opened: the think tag that the prompt ends in.
         own: what the message has, as it is shown, if the template writes something else instead.
         written: what the template writes there.
     """
@@ -241,6 +280,6 @@ def _lost(template: Rules, message: Message, kind: Kind, own: str = "", written:
     in_field = any(message.get(key) for key in REASONING_KEYS)
     source = "'reasoning_content' (or 'thinking')" if in_field else "the thought in 'content'"
     nor = "" if template.writes_calls else " (nor does it write 'tool_calls')"
-    if variables := template.leaves_thought(opened=True):
+    if opened is None and (variables := template.leaves_thought(opened=True)):
         return f"the chat template does not write {source} beside this prompt; set `chat_template_kwargs '{variables}'`"
     return f"the chat template does not write {source}, so that it can't be trained{nor}; remove it, or {other}"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
-from stepjepa.chat.marks import Message
+from stepjepa.chat.marks import REASONING_KEYS, Message
 from stepjepa.chat.thought import without_thought
 from stepjepa.chat.turn_text import Tools, Turn, Variables
 
 NOT_USED = "not used"
 """The name of the line of a description that lists unused parts of records."""
+
+_CONTENT, _CALLS = "messages[].content", "messages[].tool_calls"
+_WORD = re.compile(r"\w+")
 
 
 class Reads(Protocol):
@@ -38,32 +42,40 @@ def parts_without_use(template: Reads, messages: Sequence[Message], tools: Tools
     has_calls = not template.writes_calls and any(message.get("tool_calls") for message in messages)
     return [
         *(["tools; the template writes none"] if tools and not template.writes_tools else []),
-        *(["messages[].tool_calls; the template writes none"] if has_calls else []),
+        *([f"{_CALLS}; the template writes none"] if has_calls else []),
         *(f"chat_template_kwargs.{name}; the template does not read it" for name in unread),
     ]
 
 
-def contents_without_use(messages: Sequence[Message], turns: Sequence[Turn], *, plain: bool) -> list[str]:
-    """Return the roles of the messages whose content is missing in the prompt of the next turn, each with the reason.
+def texts_without_use(template: Reads, messages: Sequence[Message], turns: Sequence[Turn], *, plain: bool) -> list[str]:
+    """Return which texts of messages that are not trained are missing in the prompt of the next turn, with the reason.
 
     Args:
+        template: renders the record.
         messages: of the record.
         turns: its trained turns as text.
         plain: the turns are in the plain format, not in that of a chat template.
     """
-    roles = dict.fromkeys(str(message["role"]) for message in _missing(messages, turns))
-    reason = "the plain format has the last question only" if plain else "the template leaves it out or rewrites it"
-    return [f"messages[].content of role {role}; {reason}" for role in roles]
+    missing = dict.fromkeys(_missing(messages, turns))
+    if plain:
+        contents = [part for part in missing if part.startswith(_CONTENT)]
+        return [f"{part}; the plain format has the last question only" for part in contents]
+    named = [] if template.writes_calls else [_CALLS]  # by parts_without_use
+    return [f"{part}; the template leaves it out or rewrites it" for part in missing if part not in named]
 
 
-def _missing(messages: Sequence[Message], turns: Sequence[Turn]) -> Iterator[Message]:
-    """Yield the messages whose content is not in the prompt of the first turn behind them."""
+def _missing(messages: Sequence[Message], turns: Sequence[Turn]) -> Iterator[str]:
+    """Yield the names of the texts that are not in the prompt of the first turn behind their message."""
     first = 0
     for turn in turns:
+        prompt = turn.text[: turn.answer]
         for number in range(first, turn.message):
-            start, end = turn.spans[number]
-            if start == end and not _is_written(messages[number], turn.text[: turn.answer]):
-                yield messages[number]
+            message, (start, end) = messages[number], turn.spans[number]
+            content = str(message["content"]).strip()
+            if turn.text[start:end].strip() != content and not _is_written(message, prompt):
+                yield f"{_CONTENT} of role {message['role']}"
+            if len(message) > 2:
+                yield from _missing_parts(message, prompt)
         first = turn.message + 1
 
 
@@ -72,3 +84,26 @@ def _is_written(message: Message, prompt: str) -> bool:
     content = str(message["content"])
     content = (without_thought(content) if message["role"] == "assistant" else content).strip()
     return content in prompt or json.dumps(content, ensure_ascii=False)[1:-1] in prompt
+
+
+def _missing_parts(message: Message, prompt: str) -> Iterator[str]:
+    """Yield the names of the thought and of the calls of a message that are not in a prompt, in any spelling."""
+    for key in REASONING_KEYS:
+        if not _has_words(prompt, [message.get(key)]):
+            yield f"messages[].{key}"
+    if not _has_words(prompt, [call.get("function", call) for call in message.get("tool_calls") or ()]):
+        yield _CALLS
+
+
+def _has_words(prompt: str, values: list[Any]) -> bool:
+    """Return whether a prompt has the words of all texts among some values."""
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, str) and not all(word in prompt for word in _WORD.findall(value)):
+            return False
+    return True

@@ -19,7 +19,7 @@ from stepjepa.chat.marks import REASONING_KEYS, Message
 from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.served import difference, served_prompt, trained_turns
 from stepjepa.chat.template import ChatTemplate
-from stepjepa.chat.thought import thought_in
+from stepjepa.chat.thought import opening_tag, thought_in
 from stepjepa.config.jepa import DEFAULTS, JepaConfig
 from stepjepa.config.run import RunConfig
 from stepjepa.data.bad_records import BadRecords
@@ -257,7 +257,7 @@ def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Message, turn: Sho
     if has_unknown(tokenizer, turn.answer):
         return False
     answer = squeezed(tokenizer, decoded(tokenizer, turn.answer))
-    for key, text in _texts(message):
+    for key, text in _texts(message, opening_tag(decoded(tokenizer, turn.prompt))):
         spellings = (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1])
         if not any(squeezed(tokenizer, spelling) in answer for spelling in spellings):
             raise ValueError(f"{where}: '{key}' ({shown(text)}) is not trained")
@@ -270,14 +270,14 @@ def has_unknown(tokenizer: PreTrainedTokenizerBase, answer: Ids) -> bool:
     return tokenizer.unk_token_id is not None and tokenizer.unk_token_id in answer[:-1]
 
 
-def _texts(message: Message) -> Iterator[tuple[str, str]]:
-    """Yield all texts of a message with their keys."""
+def _texts(message: Message, opened: str | None) -> Iterator[tuple[str, str]]:
+    """Yield all texts of a message with their keys; ``opened`` is the think tag that its prompt ends in."""
     for key in REASONING_KEYS:
         if isinstance(message.get(key), str):
             yield key, message[key]
     content = str(message.get("content") or "")
     # A template may write other white space between a thought and what follows it.
-    thought = thought_in(content, opened=True)
+    thought = thought_in(content, opened=opened)
     for part in (content,) if thought is None else (content[thought.start : thought.end], content[thought.answer :]):
         yield "content", part
     waiting: list[object] = [call["function"] for call in message.get("tool_calls") or ()]

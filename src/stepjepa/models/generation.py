@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.chat.content import MARKS
+from stepjepa.chat.content import separates_thought
 from stepjepa.chat.marks import Message
 from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.template import ChatTemplate
@@ -95,10 +95,13 @@ class Generator:
         end = next((index for index, token in enumerate(generated) if token in self.stop_ids), None)
         options: JsonObject = {"clean_up_tokenization_spaces": False}
         text = str(self.tokenizer.decode(generated[:end], skip_special_tokens=False, **options))
+        closer = self.template.closer.strip()
         # Some models separate thought and content by special tokens.
-        if not any(mark in text for mark in MARKS):
+        if not separates_thought(text):
             text = str(self.tokenizer.decode(generated[:end], skip_special_tokens=True, **options))
-        if end is not None and (closer := self.template.closer.strip()) and text.rstrip().endswith(closer):
+            ids = self.tokenizer(closer, add_special_tokens=False)["input_ids"] if closer else []
+            closer = str(self.tokenizer.decode(ids, skip_special_tokens=True, **options)).strip()
+        if end is not None and closer and text.rstrip().endswith(closer):
             text = text.rstrip().removesuffix(closer)
         return Answer(text, end is not None, len(generated) if end is None else end + 1)
 
