@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.batch.dataset import STRATEGIES, StepSampler
+from stepjepa.batch.flat_record import flattened, prompt_of
 from stepjepa.batch.groups import prompt_groups
 from stepjepa.batch.prepare import prepare
 from stepjepa.config.jepa import JepaConfig
@@ -23,6 +25,7 @@ from stepjepa.config.run import RunConfig
 from stepjepa.objectives.objective import jepa_loss
 from stepjepa.running.first_screen import describe_groups, first_screen
 from stepjepa.training.trainer import JepaTrainer
+from stepjepa.views.sequences import TokenizedRecord
 
 
 def ids(*tokens: int) -> Any:
@@ -47,6 +50,23 @@ def test_groups_by_hand() -> None:
     assert alike([ids(4), ids(4)]) == [[0, 1]]
     assert alike([ids(4)]) == [[0]]
     assert alike([]) == []
+
+
+def test_a_prompt_ends_with_the_token_before_the_first_trained_one() -> None:
+    """Two prompts that differ in their last token alone are two, and one that ends earlier is another."""
+
+    def prompt(tokens: list[int], labels: list[int], user: Sequence[int] = ()) -> list[int]:
+        record = TokenizedRecord(ids(*tokens), ids(*labels), ids(*user))
+        return prompt_of(flattened(record)).tolist()
+
+    # Positions 2 and 3 predict the answer, tokens 8 and 9.
+    assert prompt([4, 5, 6, 8, 9], [2, 3]) == [4, 5, 6]
+    assert prompt([4, 5, 7, 8, 9], [2, 3]) == [4, 5, 7]
+    # The user's tokens, 5 and 6, are labelled for a loss of their own, in front of the answer.
+    assert prompt([4, 5, 6, 7, 8, 9], [3, 4], [0, 1]) == [4, 5, 6, 7]
+    # They are trained, too: the prompt ends with the first message, tokens 5 and 6, or 5 alone.
+    assert prompt([4, 5, 6, 7, 8, 9], [0, 1, 2, 3, 4], [0, 1]) == [4, 5, 6]
+    assert prompt([4, 5, 6, 7, 8, 9], [0, 1, 2, 3, 4], [0, 3]) == [4, 5]
 
 
 def test_groups_against_a_slow_search() -> None:

@@ -15,7 +15,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.batch.prepare import check_usable
 from stepjepa.batch.tokenize import WITHOUT_PAIR, RecordTokenizer
 from stepjepa.batch.view_text import step_views
-from stepjepa.chat.special_tokens import predictor_ids
+from stepjepa.chat.special_tokens import add_predictor_tokens, predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import Piece, Tokens
 from stepjepa.chat.turn_text import Turn
@@ -216,6 +216,22 @@ def test_over_length(trained_tokenizer: Any) -> None:
         assert len(maker.tokenize([short, CHAT])) == 2
         wanted |= {"records": 2, "pairs": 1, "over length": 1, "without a pair": 1, "pairs cut by truncation": 1}
         assert {name: count for name, count in maker.counts.items() if count} == wanted
+
+
+@pytest.mark.parametrize("front", [False, True])
+def test_predictor_tokens_do_not_count_towards_the_length_of_a_view(front: bool, trained_tokenizer: Any) -> None:
+    """A pair of a record that is not too long is kept, however many predictor tokens stand beside its source."""
+    tokenizer = copy.deepcopy(trained_tokenizer)
+    add_predictor_tokens(tokenizer, 53)
+    record = tiny.make_record("S", "why is it so, and not otherwise?", "so")
+    options: dict[str, Any] = {"predictors": 53, "front_pred": front}
+    (whole,) = make(tokenizer, [record], **options)
+    ((source, _),) = whole.pairs
+    limit = source.end - source.predictors
+    assert (source.predictors, limit < len(whole.ids) < source.end) == (53, True)
+    maker = RecordTokenizer(tokenizer, JepaConfig(max_length=len(whole.ids), **options))
+    ((kept,),) = (tokenized.pairs for tokenized in maker.tokenize([record]))
+    assert (kept.first.end, maker.counts["pairs cut by truncation"]) == (source.end, 0)
 
 
 def test_truncation_that_leaves_nothing_to_learn_skips(trained_tokenizer: Any) -> None:
