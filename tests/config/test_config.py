@@ -6,9 +6,13 @@ import re
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
 from stepjepa.config.jepa import CHOICES, JepaConfig, affecting
+from stepjepa.config.lora import LoraSettings
+from stepjepa.config.run import RunConfig
 from stepjepa.views.layouts import LAYOUTS, Layout
 
 
@@ -106,3 +110,51 @@ def test_what_a_field_affects() -> None:
     assert parts["objective"]["lbd"] == 0.7
     assert parts["sequences"] | parts["encoding"] | parts["objective"] == config.to_dict()
     assert sum(map(len, parts.values())) == len(config.to_dict())
+
+
+def test_none_is_refused_where_a_value_is_needed() -> None:
+    """It was taken, and failed somewhere inside or later."""
+    for values, message in [
+        ({"mode": None}, "mode: expected one of regular, llm-jepa, step-jepa, got None"),
+        ({"lbd": None}, "lbd: expected a number, got None"),
+        ({"max_length": None}, "max_length: expected a whole number, got None"),
+        ({"terms": None}, "terms: expected a list, got None"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            JepaConfig(**values)  # type: ignore[arg-type]
+    assert JepaConfig(predictors=None, jepa_epochs=None).predictors == 1
+
+
+def test_numbers_of_numpy_become_those_of_python() -> None:
+    """They could not be written to the file of a run."""
+    config = JepaConfig(predictors=np.int64(3), lbd=np.float32(0.3), jepa_ratio=np.float64(0.5))  # type: ignore[arg-type]
+    assert [type(value) for value in (config.predictors, config.lbd, config.jepa_ratio)] == [int, float, float]
+    assert config == JepaConfig(predictors=3, lbd=0.3, jepa_ratio=0.5)
+    run = RunConfig(batch_size=np.int64(7), learning_rate=np.float64(1e-3), jepa=config)  # type: ignore[arg-type]
+    assert RunConfig.from_flat(yaml.safe_load(run.to_yaml())) == run
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("r", 8, "pass rank=8"),
+        ("lora_alpha", 16, "pass alpha=16"),
+        ("target_modules", ["q_proj", "v_proj"], "pass targets='q_proj,v_proj'"),
+        ("use_dora", True, "pass dora=True"),
+        ("rnak", 8, r"did you mean rank\?"),
+    ],
+)
+def test_names_of_peft_are_answered_by_ours(name: str, value: Any, remedy: str) -> None:
+    with pytest.raises(TypeError, match=f"^LoraSettings has no argument '{name}'; {remedy}$"):
+        LoraSettings(**{name: value})
+
+
+def test_layers_of_an_adapter_may_be_a_list() -> None:
+    assert LoraSettings(targets=["q_proj", "v_proj"]) == LoraSettings(targets="q_proj,v_proj")  # type: ignore[arg-type]
+
+
+def test_settings_that_are_nested_in_a_flat_file_are_named() -> None:
+    with pytest.raises(ValueError, match=r"^jepa: its settings stand beside the others here; name them without it$"):
+        RunConfig.from_flat({"jepa": {"mode": "regular"}})
+    with pytest.raises(TypeError, match=r"^values: expected a dict of settings, got list$"):
+        RunConfig.from_flat([])  # type: ignore[arg-type]

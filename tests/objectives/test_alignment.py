@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from dataclasses import replace
@@ -384,3 +385,10 @@ def test_a_contrastive_distance_of_ones_own_gets_the_targets_of_all_processes() 
     assert Alignment(1.0, Margin())(encoded, batch, context).item() == pytest.approx(wanted, rel=1e-6)  # type: ignore[arg-type]
     # Every other distance gets its own pairs alone.
     assert Alignment(1.0, Cosine())(encoded, batch, context).item() == pytest.approx(1.04, rel=1e-6)  # type: ignore[arg-type]
+
+
+def test_distances_fit_their_protocol_for_every_type_checker() -> None:
+    """Pyright refused ``Alignment(0.1, InfoNCE())``: a property of a protocol is no ``ClassVar``."""
+    for kind in (Cosine, L2, MSE, InfoNCE):
+        assert "compares_pairs" not in kind.__annotations__
+        assert [field.name for field in dataclasses.fields(kind)] == [*kind.__annotations__]

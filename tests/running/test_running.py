@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -19,9 +20,14 @@ import tiny
 from stepjepa import JepaConfig, LoraSettings, Run, RunConfig, UserError, run
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
+from stepjepa.config.server import ServerSettings
+from stepjepa.evaluation.options import EvaluationOptions
+from stepjepa.evaluation.settings import EvaluationSettings
+from stepjepa.models.sampling import Sampling
 from stepjepa.objectives.alignment import Alignment, InfoNCE
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.text import LMLoss
+from stepjepa.tasks.base import TaskOptions
 
 
 @pytest.fixture
@@ -222,6 +228,29 @@ def test_a_run_is_evaluated_and_shown(data: Path, tmp_path: Path, capsys: pytest
         made.evaluate(data, max_tokens=5)
     with pytest.raises(KeyError, match="no score 'bleu'; there are exact"):
         scores["bleu"]
+    # A mapping: ``in`` and ``dict`` asked for the score '0'.
+    assert dict(scores) == {name: scores[name] for name in scores.names}
+    assert "exact" in scores and "bleu" not in scores and scores.get("bleu") is None
+    with pytest.raises(TypeError, match=r"^test_file: expected the path of a file, got list; write the records to a"):
+        made.evaluate(scores.lines)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^model_path: expected a run folder, .*, got Run; pass its .folder$"):
+        stepjepa.evaluate(made, data)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^folder: expected a run folder, got Run; pass its .folder$"):
+        Run(made)  # type: ignore[arg-type]
+    for name, remedy in Run.elsewhere.items():
+        with pytest.raises(AttributeError, match=f"^Run has no attribute '{name}'; {re.escape(remedy)}$"):
+            getattr(made, name)
+
+
+def test_the_settings_of_an_evaluation_are_typed_as_they_are_declared() -> None:
+    """An editor completes them and a type checker knows them by a list of their own."""
+    typed, declared = get_type_hints(EvaluationOptions), dict[str, Any]()
+    for owner in (EvaluationSettings, Sampling, TaskOptions, ServerSettings):
+        declared |= get_type_hints(owner)
+    settable = EvaluationSettings.flat_names() - {"model_path", "test_file", "output_file"}
+    assert typed.keys() == settable
+    bits = {"load_in_4bit": bool, "load_in_8bit": bool}
+    assert typed == {name: (declared | bits)[name] for name in settable}
 
 
 @pytest.mark.slow

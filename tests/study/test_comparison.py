@@ -124,6 +124,17 @@ def test_one_folder_is_no_list_of_letters(tmp_path):
             compare(given)
 
 
+def test_runs_may_come_from_a_generator_and_others_are_named(runs):
+    """A generator had no length; what is no run had no folder."""
+    assert compare(run for run in runs).verdict == compare(runs).verdict
+    assert repr(compare(runs).arms) == "(Arm('regular', 3 runs), Arm('llm-jepa', 3 runs))"
+    for wrong, got in [(None, "None"), ([3], "int"), ([runs[0], {}], "dict")]:
+        with pytest.raises(TypeError, match=f"^runs: expected run folders, or runs of stepjepa.run, got {got}$"):
+            compare(wrong)
+    with pytest.raises(ValueError, match="expected run folders to compare, got none"):
+        compare(run for run in [])
+
+
 def test_doubtful_runs_are_named(runs):
     loaded = {"dtype": "float32", "chat_template": "{% for %}\n" * 20, "attn_implementation": None}
     change(runs[1] / "run.json", "loaded", to=loaded)

@@ -9,12 +9,13 @@ import torch
 import yaml
 from torch.nn import Parameter
 from torch.optim import SGD
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from fake_hub import FakeHub
-from stepjepa import JepaTrainer
+from stepjepa import JepaTrainer, RunConfig, run
 from stepjepa.base.errors import UserError
-from stepjepa.training.argument_checks import ARGUMENT_REMEDIES, REMEDIES, check_arguments
+from stepjepa.training.argument_checks import REMEDIES, check_arguments
+from stepjepa.training.refused_methods import ARGUMENT_REMEDIES
 from tiny import make_model
 
 ROWS = [{"prompt": f"{number}?", "completion": f"{number}!"} for number in range(7)]
@@ -132,3 +133,41 @@ def test_a_hub_that_refuses_is_named_on_one_line(
         hub.refuse = "create"
         with pytest.raises(UserError, match=r"can't make the repository 'me/mine' on the hub: 403 .*set HF_TOKEN"):
             trainer.push_to_hub()
+
+
+@pytest.mark.parametrize(
+    "name", ["gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size"]
+)
+def test_a_step_without_records_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    """Accumulation over no micro-batch ended in a ZeroDivisionError."""
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, **{name: 0})
+    with pytest.raises(ValueError, match=f"^{name}: expected 1 or more, got 0$"):
+        JepaTrainer("preset:tiny", arguments, train_dataset=ROWS)
+
+
+def test_attributes_that_nothing_reads_are_refused(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """``trainer.compute_metrics = f`` was taken, and ``f`` never called."""
+    model = make_model("llama", vocab_size=len(tiny_tokenizer))
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    trainer = JepaTrainer(model, arguments, processing_class=tiny_tokenizer)
+    for name in ("compute_metrics", "preprocess_logits_for_metrics", "compute_loss_func", "model_init"):
+        setattr(trainer, name, None)
+        assert getattr(trainer, name) is None
+        with pytest.raises(ValueError, match=f"^{name}: has no effect with this trainer; ") as refused:
+            setattr(trainer, name, print)
+        assert str(refused.value).endswith(ARGUMENT_REMEDIES[name])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"objective": []}, r"objective: expected Objective\(\[LMLoss\(\), ...\]\) or None, got list"),
+        ({"callbacks": TrainerCallback()}, "callbacks: expected a list of callbacks, got TrainerCallback; put it into"),
+    ],
+)
+def test_objects_of_another_kind_are_named(arguments: Any, message: str, tmp_path: Path) -> None:
+    """``JepaTrainer`` and ``run`` said what a list or an object lacks, deep inside."""
+    with pytest.raises(TypeError, match=f"^{message}"):
+        JepaTrainer("preset:tiny", TrainingArguments(str(tmp_path), use_cpu=True), train_dataset=ROWS, **arguments)
+    with pytest.raises(TypeError, match=f"^{message}"):
+        run(RunConfig(model_name="preset:tiny", output_dir=str(tmp_path / "run")), train_dataset=ROWS, **arguments)

@@ -206,6 +206,21 @@ def test_a_users_layout_is_named_on_the_command_line(
     assert "--layout: can't load 'own_layout:nothing'" in capsys.readouterr().err
 
 
+def test_the_decorator_without_parentheses_says_what_to_write() -> None:
+    """It was Python's TypeError of a missing argument."""
+    decorate: Any = layout
+    for function in (lambda record, predictors, reading: [], tiny.records):
+        with pytest.raises(
+            TypeError, match=r'^layout: expected a name and modes, @layout\("my_layout", .*, got function'
+        ):
+            decorate(function)
+    with pytest.raises(TypeError, match=r"^layout: expected a function of record, predictors and reading, got str$"):
+        decorate("nothing", ("llm-jepa",))("no function")
+    with pytest.raises(ValueError, match=r"^modes: expected some of .*, in a tuple, got "):
+        decorate("nothing")
+    assert "nothing" not in LAYOUTS
+
+
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function"}]}
 RESULT = {"role": "tool", "content": "5"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +22,11 @@ class Compiled(NamedTuple):
     template: Template
     marked: Template | None  # writes a mark around the text of each message; None unless the template only adds text
     variables: frozenset[str]  # the names that it reads and that a caller may set
+    source: str
+
+    def __reduce__(self) -> tuple[Callable[[str], Compiled], tuple[str]]:
+        """Pickle and copy the source alone: what Jinja compiles can't be pickled."""
+        return compile_template, (self.source,)
 
 
 # Compiling a template takes longer than rendering many chats. A run uses one, and a few with values written into it.
@@ -40,7 +45,7 @@ def compile_template(source: str) -> Compiled:
     for form in filter(None, (template, marked)):
         # Jinja copies the globals for every chat; for a chain of dicts that takes as long as the rendering.
         form.globals = dict(form.globals)
-    return Compiled(template, marked, frozenset(variables))
+    return Compiled(template, marked, frozenset(variables), source)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class Renderer:
         Raises:
             UserError: the template refuses the messages.
         """
-        template, with_marks, _ = self._compiled
+        template, with_marks = self._compiled.template, self._compiled.marked
         if marked and with_marks is not None:
             template = with_marks
         try:

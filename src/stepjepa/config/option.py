@@ -135,6 +135,7 @@ class Option:
     choices: tuple[str, ...]
     default: Any
     about: About
+    optional: bool = False  # whether it may be None
 
     @property
     def flag(self) -> str:
@@ -145,6 +146,13 @@ class Option:
     def spellings(self) -> tuple[str, ...]:
         """The flag and its other names."""
         return (self.flag, *self.about.get("names", ()))
+
+    @property
+    def expected(self) -> str:
+        """Description of its values."""
+        if self.several:
+            return "a list"
+        return f"one of {', '.join(self.choices)}" if self.choices else _KINDS.get(self.type, (None, "a value"))[1]
 
     def fault(self, value: object) -> str | None:
         """Describe what is wrong with one value; None if it is allowed."""
@@ -215,13 +223,14 @@ def _options(owner: type[DataclassInstance]) -> tuple[Option, ...]:
         if "help" not in owner_field.metadata:
             continue
         hint, several = hints[owner_field.name], False
+        optional = NoneType in get_args(hint)
         if get_origin(hint) in (Union, UnionType):
             hint = next(inner for inner in get_args(hint) if inner is not NoneType)
         if get_origin(hint) in (list, tuple):
             hint, several = get_args(hint)[0], True
         choices = get_args(hint) if get_origin(hint) is Literal else tuple(owner_field.metadata.get("choices", ()))
         about = cast(About, owner_field.metadata)
-        options.append(Option(owner_field.name, hint, several, choices, owner_field.default, about))
+        options.append(Option(owner_field.name, hint, several, choices, owner_field.default, about, optional))
     return tuple(options)
 
 
@@ -265,6 +274,12 @@ def check_values(settings: DataclassInstance) -> None:
     """Raise ``UserError`` for the first option that is out of range or not among its choices."""
     for setting in options_of(settings):
         value = getattr(settings, setting.name)
+        if isinstance(value, numbers.Number) and hasattr(value, "item"):
+            # A number of NumPy, as Python's: files and the descriptions of runs have no other. 0.1 stays 0.1.
+            value = int(value) if isinstance(value, numbers.Integral) else float(str(value))
+            object.__setattr__(settings, setting.name, value)
+        if value is None and not setting.optional:
+            raise UserError(f"{setting.name}: expected {setting.expected}, got None")
         if setting.several and not isinstance(value, list | tuple | None):
             raise UserError(f"{setting.name}: expected a list, got {shown(value)}")
         for item in value if setting.several and value is not None else (value,):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from stepjepa.base.arguments import kind_of
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.flat_file import line_of, read_flat
@@ -322,11 +323,15 @@ class RunConfig:
         Raises:
             UserError: a name is unknown or occurs twice, or see :class:`RunConfig`.
         """
+        if not isinstance(values, Mapping):
+            raise TypeError(f"values: expected a dict of settings, got {kind_of(values)}")
         settings: JsonObject = {}
         objects, trainer = {}, {}
         for key, value in values.items():
             if value is None:
                 continue
+            if key in ("jepa", "trainer") and isinstance(value, Mapping):
+                raise UserError(f"{key}: its settings stand beside the others here; name them without it")
             setting = FLAT.get(key)
             if setting is None and key in (*PASSED_OBJECTS, *OF_TRAINERS) and isinstance(value, Mapping):
                 objects[key] = json.loads(json.dumps(value, default=str))  # numbers without their spelling

@@ -92,6 +92,10 @@ def check_is_collection(values: object, what: str | None = None) -> None:
         pass
     got = str(values) if values is None or isinstance(values, int | float) else f"an object ({type(values).__name__})"
     remedy = "pass a list of dicts or a datasets.Dataset"
+    if isinstance(values, str | os.PathLike):
+        remedy = "stepjepa.read_records(path) reads those of a file"
+    elif isinstance(values, Record):
+        remedy = "put a record by itself into a list"
     if isinstance(values, float) and 0 < values < 1:
         remedy = f"a share is data_file and eval_split of RunConfig, or a part of dataset.train_test_split({got})"
     raise UserError(f"expected records, got {got}; {remedy}", path=what)

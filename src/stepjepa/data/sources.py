@@ -7,8 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stepjepa.base.arguments import check_number, kind_of
 from stepjepa.base.counting import counted
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.bad_records import BadRecords
@@ -69,12 +70,17 @@ def read_records(
 
     Raises:
         UserError: there is no such file, or no record in it; or a line is wrong, unless ``bad`` skips it.
-        TypeError: ``path`` is no path; a table or a list in memory needs no reading.
+        TypeError: ``path`` is no path; a table or a list in memory needs no reading. Or ``limit`` is no whole number.
+        ValueError: ``limit`` is below 1.
     """
     given: object = path  # a caller without types may pass a table
     if not isinstance(given, str | os.PathLike):
         remedy = "pass what is in memory as it is, such as JepaTrainer(train_dataset=...)"
         raise TypeError(f"path: expected the path of a file, got {type(given).__name__}; {remedy}")
+    if limit is not None:
+        check_number("limit", limit)
+    if not isinstance(bad, BadRecords | None):
+        raise TypeError(f"bad: expected BadRecords({shown(bad)}) of stepjepa.data.bad_records, got {kind_of(bad)}")
     return list(islice(each_record(path, bad=bad, columns=columns), limit))
 
 

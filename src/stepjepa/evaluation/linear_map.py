@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from stepjepa.base.arguments import kind_of
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import Pooling
@@ -39,6 +40,7 @@ def fit_linear_map(
         batch_size: sequences at a time.
 
     Raises:
+        TypeError: ``jepa`` is no ``Jepa``.
         ValueError: the model has no such layer.
         UserError: a record is wrong, there are too few, or a part of them has no pair.
 
@@ -46,6 +48,8 @@ def fit_linear_map(
         >>> fitted = stepjepa.fit_linear_map(jepa, stepjepa.read_records("train.jsonl"))
         >>> jepa.index(answers, linear_map=fitted).search(["a question"], k=5)
     """
+    if not hasattr(jepa, "pair_embedder"):
+        raise TypeError(f"jepa: expected Jepa.from_pretrained(path) or Jepa(...), got {kind_of(jepa)}")
     known = [*as_records(records)]
     if jepa.system_prompt is not None and not jepa.config.plain:
         known = with_system_prompt(known, jepa.system_prompt)

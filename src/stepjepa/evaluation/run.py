@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Unpack
 
 from tqdm import tqdm
 
+from stepjepa.base.arguments import check_path
 from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.base.files import fingerprint, locked, write_json
 from stepjepa.base.json_object import JsonObject
@@ -24,6 +25,7 @@ from stepjepa.data.record import Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher
 from stepjepa.evaluation.judging import Engine
+from stepjepa.evaluation.options import EvaluationOptions
 from stepjepa.evaluation.output import OutputFile
 from stepjepa.evaluation.prompts import notes_on_prompts
 from stepjepa.evaluation.scores import Scores
@@ -357,7 +359,7 @@ def evaluate(
     test_file: str | os.PathLike[str],
     *,
     output_file: str | os.PathLike[str] | None = None,
-    **settings: Any,
+    **settings: Unpack[EvaluationOptions],
 ) -> Scores:
     """Answer the records of a test file with a trained model, score the answers, and write both.
 
@@ -367,28 +369,35 @@ def evaluate(
         model_path: run folder, checkpoint folder, adapter or hub id; may be None if a ``server`` answers.
         test_file: records, as for training.
         output_file: JSON lines; None for ``NAME.jsonl`` in the run folder, by the name of the test file.
-        settings: fields of ``EvaluationSettings``, ``Sampling``, ``TaskOptions`` and ``ServerSettings``: the flags of
-            ``stepjepa evaluate``, such as ``task``, ``max_new_tokens`` or ``overwrite=True``. With
-            ``server="http://127.0.0.1:8000/v1"`` and ``server_model="NAME"`` a server answers.
+        settings: the flags of ``stepjepa evaluate`` (:class:`EvaluationOptions`), such as ``task``, ``max_new_tokens``
+            or ``overwrite=True``. With ``server="http://127.0.0.1:8000/v1"`` and ``server_model="NAME"`` a server
+            answers.
 
     Returns:
         The scores, with the file of answers and the summary.
 
     Raises:
-        TypeError: there is no such setting.
+        TypeError: there is no such setting, or a path is no path.
         ValueError: neither ``model_path`` nor ``output_file`` is named.
         UserError: a setting or a file is wrong, the output file holds an evaluation with other settings, or a server
             does not answer.
     """
+    if model_path is not None:
+        check_path(
+            "model_path", model_path, "a run folder, a checkpoint folder or a hub id", "save the model in a folder"
+        )
+    check_path("test_file", test_file, "the path of a file", "write the records to a file, one JSON object a line")
+    if output_file is not None:
+        check_path("output_file", output_file, "the path of a file")
     if model_path is None and output_file is None:
         raise ValueError("evaluate: expected an output_file where model_path is None, got None")
     # As 'stepjepa evaluate' does: prompts have the form of training.
     trained = None if model_path is None else trained_objective(model_path)
-    settings.setdefault("plain", bool((trained or {}).get("plain")))
+    values: JsonObject = {"plain": bool((trained or {}).get("plain")), **settings}
     output = Path(output_file or Path(model_path or "") / f"{Path(test_file).stem}.jsonl")
     paths = {
         "model_path": None if model_path is None else os.fspath(model_path),
         "test_file": os.fspath(test_file),
         "output_file": os.fspath(output),
     }
-    return Scores(output, Evaluation(EvaluationSettings.from_flat({**settings, **paths})).run())
+    return Scores(output, Evaluation(EvaluationSettings.from_flat({**values, **paths})).run())

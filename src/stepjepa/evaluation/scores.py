@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from stepjepa.evaluation.summary_text import format_summary
 
 
 @dataclass(frozen=True, repr=False)
-class Scores:
-    """The scores of a model on a test file.
+class Scores(Mapping[str, float]):
+    """The scores of a model on a test file: a mapping of their names to their means, so that ``dict(scores)`` works.
 
     Attributes:
         file: JSON lines, one for each record: answers, their scores, lengths.
@@ -56,6 +57,12 @@ class Scores:
         if name not in self._scores:
             raise KeyError(f"no score '{name}'; there are {', '.join(self.names)}")
         return float(self._scores[name]["mean"])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scores)
+
+    def __len__(self) -> int:
+        return len(self._scores)
 
     def __repr__(self) -> str:
         return f"Scores({self.headline} {self[self.headline]:.4f} of {self.summary['n']} records, '{self.file}')"

@@ -72,7 +72,7 @@ def find_decoder(model: nn.Module) -> PreTrainedModel:
     causal = causal_model(model)
     if hasattr(causal, "get_base_model"):  # a PEFT wrapper; the model inside has a `peft_config`, too
         causal = causal.get_base_model()
-    decoder = causal.get_decoder()
+    decoder = causal.get_decoder() if hasattr(causal, "get_decoder") else None
     if decoder is causal or not isinstance(decoder, PreTrainedModel):
         # Some models do not override get_decoder, and the inherited method does not find their decoder.
         decoder = getattr(causal, "model", None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepjepa.base.arguments import check_path
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import read_json_object
 from stepjepa.base.json_object import JsonObject
@@ -253,7 +254,9 @@ def load_for_inference(
 
     Raises:
         UserError: no model can be loaded.
+        TypeError: ``path`` is no path or name.
     """
+    check_path("path", path, "a run folder, a checkpoint folder or a hub id")
     name = str(path)
     check_trained(name)
     base_name = base_of_adapter(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +95,7 @@ class Cosine:
     Any constant map minimises it, too; watch the shuffled similarity.
     """
 
-    compares_pairs: ClassVar[bool] = False
+    compares_pairs = False
 
     def __call__(self, source: Tensor, target: Tensor) -> Tensor:
         return cosine_distance(source, target).sum()
@@ -105,7 +105,7 @@ class Cosine:
 class L2:
     """Euclidean distance ``|s - t|`` of each pair."""
 
-    compares_pairs: ClassVar[bool] = False
+    compares_pairs = False
 
     def __call__(self, source: Tensor, target: Tensor) -> Tensor:
         distances: Tensor = torch.linalg.vector_norm(source.float() - target.float(), dim=-1)
@@ -116,7 +116,7 @@ class L2:
 class MSE:
     """Mean over the D dimensions of ``(s - t)^2`` of each pair."""
 
-    compares_pairs: ClassVar[bool] = False
+    compares_pairs = False
 
     def __call__(self, source: Tensor, target: Tensor) -> Tensor:
         return (source.float() - target.float()).square().mean(dim=-1).sum()
@@ -131,7 +131,7 @@ class InfoNCE:
     negatives; without it the formula is the published one.
     """
 
-    compares_pairs: ClassVar[bool] = True
+    compares_pairs = True
 
     temperature: float = DEFAULTS["infonce_temperature"]
     excludes_equal: bool = True

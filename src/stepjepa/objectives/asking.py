@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepjepa.base.arguments import check_number
 from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.models.generation import Generator
 from stepjepa.objectives.inputs import Question, note_without_use
@@ -23,6 +24,7 @@ def answer_all(generator: Generator, questions: Sequence[Question], batch_size: 
     Raises:
         UserError: the chat template refuses a chat, or the longest prompt with an answer exceeds the model's positions.
     """
+    check_number("batch_size", batch_size)
     note_without_use(generator.template, questions)
     prompts = [generator.prompt_ids(*question) for question in questions]
     longest = max(map(len, prompts), default=0) + generator.sampling.max_new_tokens

@@ -24,7 +24,7 @@ from stepjepa.data.row_error import Remedy, RowError
 from stepjepa.data.steps import closed_step
 from stepjepa.objectives.inputs import PLACEHOLDER, Inputs, Text, as_inputs
 from stepjepa.objectives.linear_map import LinearMap
-from stepjepa.objectives.reading import ViewReader
+from stepjepa.objectives.reading import SIDES, ViewReader
 from stepjepa.objectives.view_embeddings import SideEmbeddings
 from stepjepa.views.layouts import LAYOUTS, message_text
 from stepjepa.views.sequences import Kind, Pair, TokenizedRecord, View
@@ -53,6 +53,8 @@ class ViewTokenizer(RecordTokenizer):
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, side: Kind) -> None:
+        if side not in SIDES:
+            raise ValueError(f"side: expected 'source' or 'target', got {side!r}")
         super().__init__(tokenizer, config)
         self.system: list[Message] = []
         self.place = int((side == "target") != config.reverse_pred)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stepjepa.base.arguments import check_number
 from stepjepa.base.counting import counted
 from stepjepa.objectives.inputs import EmbedOptions, Inputs, Text, as_inputs
 from stepjepa.objectives.precision import without_autocast
@@ -50,6 +51,9 @@ class TextIndex:
         texts, dimensions = counted(len(self.texts), "text"), counted(self.vectors.shape[1], "dimension")
         return f"TextIndex({texts}, {dimensions}, side {self.side})"
 
+    def __len__(self) -> int:
+        return len(self.texts)
+
     @classmethod
     def of(cls, jepa: Embeds, texts: Inputs, side: Kind = "target", **options: Unpack[EmbedOptions]) -> TextIndex:
         """Embed a corpus, see ``Jepa.index``.
@@ -77,6 +81,11 @@ class TextIndex:
 
         Returns:
             Hits of each query by falling cosine, equal ones in the corpus' order.
+
+        Raises:
+            ValueError: ``queries`` is a single text, or ``k`` is below 1.
+            TypeError: ``k`` is no whole number.
+            UserError: a query can't be embedded, see ``Jepa.embed``.
         """
         side: Kind = "source" if self.side == "target" else "target"
         scores, indices = nearest(self.jepa.embed(queries, side, **(self.options or {})), self.vectors, k)
@@ -115,9 +124,9 @@ def nearest(
 
     Raises:
         ValueError: ``k`` is below 1.
+        TypeError: ``k`` is no whole number.
     """
-    if k < 1:
-        raise ValueError(f"k: expected 1 or more, got {k}")
+    check_number("k", k)
     best = torch.empty((len(queries), 0))
     indices = torch.empty((len(queries), 0), dtype=torch.int64)
     for start in range(0, len(vectors), block):

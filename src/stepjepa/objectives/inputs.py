@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
+from stepjepa.base.arguments import kind_of
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.other_names import OtherNames
+from stepjepa.base.similar_names import question as suggestion
+from stepjepa.base.similar_names import similar_names
 from stepjepa.base.terminal import note
 from stepjepa.chat.marks import Message
 from stepjepa.chat.unused import Reads, parts_without_use
@@ -44,13 +48,17 @@ def as_inputs(values: Any, *, open_chats: bool) -> list[Text] | list[Record]:
     With ``open_chats`` a chat may end in the user's turn, as a question does that has no answer yet.
 
     Raises:
-        ValueError: a single text, or texts among records.
+        ValueError: a single text or record, or texts among records.
+        TypeError: what is passed holds no values.
         UserError: a record is wrong.
     """
-    if isinstance(values, str):
-        raise ValueError("inputs: expected a list of texts or of records, got one text; put it into a list")
-    # Tables iterate over their columns.
-    is_table = hasattr(values, "columns") or hasattr(values, "column_names")
+    if isinstance(values, str | Text | Record):
+        kind = "record" if isinstance(values, Record) else "text"
+        raise ValueError(f"inputs: expected a list of texts or of records, got one {kind}; put it into a list")
+    if isinstance(values, bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"inputs: expected a list of texts or of records, got {kind_of(values)}")
+    # Tables iterate over their columns, and objects over their keys, which are no texts to embed.
+    is_table = hasattr(values, "columns") or hasattr(values, "column_names") or isinstance(values, Mapping)
     items: list[Any] = []
     if not is_table:
         items.extend(values)
@@ -108,11 +116,15 @@ def as_questions(chats: Iterable[Chat]) -> list[Question]:
 
     Raises:
         ValueError: a single text or record in place of a list, or a chat without messages.
+        TypeError: what is passed is no list of questions, or one of them no question.
         UserError: a message or a record is wrong.
     """
     if isinstance(chats, str | Mapping | Record):
         kind = "text" if isinstance(chats, str) else "record"
         raise ValueError(f"questions: expected a list of questions, got one {kind}; put it into a list")
+    given: object = chats  # a caller without types may pass anything
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"questions: expected a list of questions, got {kind_of(given)}")
     questions = [_question(chat) for chat in chats]
     if not all(question.messages for question in questions):
         raise ValueError("question: expected a text or messages, got an empty list")
@@ -126,8 +138,11 @@ def note_without_use(template: Reads, questions: Iterable[Question]) -> None:
 
 
 def _question(chat: Chat) -> Question:
+    given: object = chat  # a caller without types may pass anything
     if isinstance(chat, str):
         return Question([{"role": "user", "content": chat}])
+    if isinstance(given, bytes) or not isinstance(given, Iterable | Record):
+        raise TypeError(f"question: expected a text, messages or a record, got {kind_of(given)}")
     if not isinstance(chat, Mapping | Record):
         return Question(_messages(chat))
     (record,) = as_records([chat], change=with_answer)
@@ -154,3 +169,41 @@ class EmbedOptions(TypedDict, total=False):
     pooling: Pooling | None
     max_length: int | None
     linear_map: FittedMap | None
+
+
+_OTHER_NAMES = {
+    "normalize_embeddings": "vectors have length 1 unless raw=True",
+    "normalize": "vectors have length 1 unless raw=True",
+    "show_progress_bar": "leave it out; a terminal shows a bar",
+    "convert_to_numpy": "leave it out; vectors are a NumPy array",
+    "convert_to_tensor": "torch.from_numpy(vectors) makes a tensor of them",
+    "prompt": "side='source' embeds questions, side='target' answers",
+    "prompt_name": "side='source' embeds questions, side='target' answers",
+    "device": "name it in Jepa.from_pretrained(path, device=...)",
+    "truncate_dim": "vectors[:, :N] has the first N dimensions",
+    "max_seq_length": "pass max_length",
+    "top_k": "pass k to search",
+    "k": "pass it to search",
+}
+"""Options by which other libraries embed -> what to do instead."""
+
+
+class EmbedsByOtherNames(OtherNames):
+    """The base of ``Jepa``: answers the methods by which models of other libraries embed, answer and save."""
+
+    elsewhere: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("encode", "encode_query"), "embed(texts) embeds questions"),
+        "encode_document": "embed(texts, side='target') embeds answers",
+        "similarity": "embed(...) @ embed(..., side='target').T has the cosines; index(texts).search(queries) finds",
+        **dict.fromkeys(("generate", "chat"), "answer(question) answers; .model is the model"),
+        **dict.fromkeys(("save_pretrained", "push_to_hub"), "save(folder) writes the model and its settings"),
+        **dict.fromkeys(("parameters", "to", "train", "eval", "device"), "it is no module; .model is the model"),
+    }
+
+
+def check_options(options: EmbedOptions) -> None:
+    """Raise a ``TypeError`` for an option that there is not, which would have no effect."""
+    names = [*EmbedOptions.__annotations__]
+    if unknown := [name for name in options if name not in names]:
+        near = suggestion(similar_names(unknown[0], names)) or f"there are {', '.join(names)}"
+        raise TypeError(f"there is no option '{unknown[0]}' to embed; {_OTHER_NAMES.get(unknown[0], near)}")

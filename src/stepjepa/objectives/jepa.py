@@ -31,13 +31,13 @@ from stepjepa.objectives.asking import answer_all
 from stepjepa.objectives.cached_pairs import CachedPairs
 from stepjepa.objectives.embedding import Embedder, ViewTokenizer
 from stepjepa.objectives.index import TextIndex
-from stepjepa.objectives.inputs import Chat, EmbedOptions, Inputs, as_questions
-from stepjepa.objectives.objective import Counts, Losses, Objective, averaged_counts, jepa_loss
+from stepjepa.objectives.inputs import Chat, EmbedOptions, EmbedsByOtherNames, Inputs, as_questions
+from stepjepa.objectives.objective import Counts, Losses, Objective, averaged_counts, checked_batches, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
 from stepjepa.objectives.pair_cache import cache_pairs, check_has_pairs, needed_terms
 from stepjepa.objectives.pair_embedding import PairEmbedder
 from stepjepa.objectives.provenance import Provenance, record_in_loop, save_with_record, trained_config
-from stepjepa.objectives.reading import SIDES, ViewReader, has_objective, reading_config
+from stepjepa.objectives.reading import ViewReader, has_objective, reading_config
 from stepjepa.objectives.setup import check_heads, check_loop, check_own, check_parts, set_up, set_up_attention
 from stepjepa.objectives.term import Context, process_count
 from stepjepa.objectives.view_embeddings import SideEmbeddings, ViewEmbeddings
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Jepa:
+class Jepa(EmbedsByOtherNames):
     """A causal language model, its tokenizer and a ``JepaConfig``, bound once and used everywhere.
 
     It adds predictor tokens and their rows, switches attention to trees, attaches the heads of terms, and sets how the
@@ -210,6 +210,7 @@ class Jepa:
         Every process must call it for its own batches. The counts of all processes are added up and divided by the
         number of processes, since DDP and FSDP average gradients.
         """
+        batches = checked_batches(batches)
         return averaged_counts(self.objective.counts(batches), batches[0].input_ids.device)
 
     def step_pairs(self, model: nn.Module, batches: Sequence[Batch], *, step: int | None = None) -> list[CachedPairs]:
@@ -323,8 +324,6 @@ class Jepa:
             ValueError: ``side`` or an option has a value that is not allowed, or a readout is named beside a map.
             UserError: the model was trained without a JEPA objective, and neither ``layer`` nor ``pooling`` is named.
         """
-        if side not in SIDES:
-            raise ValueError(f"side: expected 'source' or 'target', got {side!r}")
         config = self._provenance.of_options(options)
         check_layer(number_of_layers(self.model), config.jepa_layer, "layer")
         tokenizer, fitted = ViewTokenizer(self.tokenizer, config, side), options.get("linear_map")
@@ -369,7 +368,7 @@ class Jepa:
         Raises:
             UserError: a record is wrong, no record has a pair, or an embedding is not finite.
         """
-        return self.pair_embedder(batch_size)([*as_records(records)])
+        return self.pair_embedder(batch_size)(records)
 
     def pair_embedder(
         self, batch_size: int = EMBEDDED, *, layer: int | None = None, pooling: Pooling | None = None
@@ -378,9 +377,8 @@ class Jepa:
 
         ``layer`` and ``pooling`` are as for :meth:`embedder`.
         """
-        config = (
-            self._reading_config() if layer is None and pooling is None else self._provenance.read_at(layer, pooling)
-        )
+        of_training = layer is None and pooling is None
+        config = self._reading_config() if of_training else self._provenance.read_at(layer, pooling)
         return PairEmbedder(RecordTokenizer(self.tokenizer, config), self._reader(config, batch_size))
 
     def _reading_config(self) -> JepaConfig:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from stepjepa.base.arguments import kind_of
 from stepjepa.objectives.precision import without_autocast
 
 # Mean cosine of *unrelated* pairs from which embeddings count as collapsed to one direction.
@@ -83,7 +84,16 @@ def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
     Returns:
         A number between 1 (one direction) and ``min(P, D)``; 0 for no embeddings or all zeros; NaN if any number is not
         finite.
+
+    Raises:
+        TypeError: ``embeddings`` is no tensor.
+        ValueError: it has another shape.
     """
+    given: object = embeddings
+    if not isinstance(given, Tensor):
+        raise TypeError(f"embeddings: expected a tensor [P, D], got {kind_of(given)}; torch.as_tensor makes one")
+    if embeddings.dim() != 2:
+        raise ValueError(f"embeddings: expected a tensor [P, D], got {[*embeddings.shape]}")
     if len(embeddings) == 0:
         return 0.0
     # Some devices have no float64.

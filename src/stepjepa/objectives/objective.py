@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from stepjepa.base.arguments import kind_of
 from stepjepa.base.errors import UserError
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig
@@ -161,9 +162,24 @@ class Objective:
 
         Weights are those at a completed fraction ``progress`` of the run; None for the weights without schedules.
         """
+        if not isinstance(counts, Mapping) or sums.keys() - counts.keys():
+            got = ", ".join(map(str, counts)) or "none" if isinstance(counts, Mapping) else kind_of(counts)
+            raise ValueError(f"counts: expected those of {', '.join(sums)}, as counts(batches) gives them, got {got}")
         parts = {name: value / (float(counts[name]) or 1.0) for name, value in sums.items()}
         weighted = [self.terms[name].weight_at(progress) * part for name, part in parts.items()]
         return parts | {"loss": torch.stack(weighted).sum()}
+
+
+def checked_batches(batches: object) -> list[Batch]:
+    """Return the batches of a step as a list; TypeError for what is no list of batches, ValueError for none."""
+    # A batch is a mapping, and so an iterable, too.
+    if isinstance(batches, Batch) or not isinstance(batches, Iterable):
+        raise TypeError(f"batches: expected a list of batches, got {kind_of(batches)}; put one by itself into a list")
+    if not (checked := list(batches)):
+        raise ValueError("batches: expected at least one batch, got none")
+    if wrong := [batch for batch in checked if not isinstance(batch, Batch)]:
+        raise TypeError(f"batches: expected those of jepa.collate(records), got {kind_of(wrong[0])}")
+    return checked
 
 
 def averaged_counts(counts: dict[str, float], device: torch.device) -> dict[str, float]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.data.record import Record
+from stepjepa.data.records import as_records
+from stepjepa.models.architecture import number_of_layers
+from stepjepa.models.encode import check_layer
 from stepjepa.objectives.reading import ViewReader
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 
@@ -19,27 +23,46 @@ class PairEmbedder:
     reader: ViewReader
 
     def __repr__(self) -> str:
-        return f"PairEmbedder(layer {self.reader.place.layer}, pooling {self.reader.place.pooling})"
+        return f"PairEmbedder(layer {self.place.layer}, pooling {self.place.pooling})"
 
-    def __call__(self, records: Sequence[Record]) -> ViewEmbeddings:
-        """Embed the pairs where the settings read embeddings; see :meth:`at`."""
-        return self.at(records, [self.reader.place])[self.reader.place]
+    @property
+    def place(self) -> ReadoutPlace:
+        """Where the settings read embeddings."""
+        return self.reader.place
 
-    def at(self, records: Sequence[Record], places: Sequence[ReadoutPlace]) -> dict[ReadoutPlace, ViewEmbeddings]:
+    def __call__(self, records: Iterable[Record | JsonObject]) -> ViewEmbeddings:
+        """Embed the pairs where the settings read embeddings; arguments and errors as for :meth:`at`."""
+        return self.at(records, [self.place])[self.place]
+
+    def at(
+        self, records: Iterable[Record | JsonObject], places: Sequence[ReadoutPlace]
+    ) -> dict[ReadoutPlace, ViewEmbeddings]:
         """Embed the pairs at several places in one pass.
 
         Args:
-            records: those without a pair, or longer than ``max_length``, give no row.
-            places: at least one; the settings must have ``pooling='mean'`` if one of them has.
+            records: records, or dicts with ``messages``; those without a pair, or longer than ``max_length``, give no
+                row.
+            places: at least one ``(layer, pooling)``; the settings must have ``pooling='mean'`` if one of them has.
+
+        Returns:
+            The embeddings, by place.
 
         Raises:
-            ValueError: a place has pooling ``mean``, and the settings have not.
-            UserError: no record has a pair, or an embedding is not finite.
+            ValueError: there is no place, or one with a layer or pooling that there is not; or one has pooling
+                ``mean``, and the settings have not.
+            UserError: a record is wrong, no record has a pair, or an embedding is not finite.
         """
-        pooling = self.reader.place.pooling
+        checked, pooling = [*as_records(records)], self.place.pooling
+        places = [ReadoutPlace(*place) for place in places]
+        if not places:
+            raise ValueError("places: expected at least one (layer, pooling), got none")
+        for place in places:
+            check_layer(number_of_layers(self.reader.model), place.layer, "layer")
+            if place.pooling not in ("last", "mean"):
+                raise ValueError(f"pooling: expected 'last' or 'mean', got {place.pooling!r}")
         if pooling != "mean" and any(place.pooling != pooling for place in places):
             raise ValueError(f"places: expected pooling '{pooling}', which is that of the settings, got 'mean'")
         self.tokenizer.count_anew()
-        embedded = self.reader.pairs_at(records, self.tokenizer.tokenize_each(records), places)
+        embedded = self.reader.pairs_at(checked, self.tokenizer.tokenize_each(checked), places)
         without_pair = self.tokenizer.without_pair
         return {place: replace(pairs, without_pair=without_pair) for place, pairs in embedded.items()}

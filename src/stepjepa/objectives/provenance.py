@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepjepa.base.arguments import kind_of
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.marks import Message
 from stepjepa.config.jepa import DEFAULTS, JepaConfig, Pooling
 from stepjepa.models.architecture import without_heads
 from stepjepa.models.generation_settings import save_generation_config
-from stepjepa.objectives.inputs import EmbedOptions
+from stepjepa.objectives.inputs import EmbedOptions, check_options
 from stepjepa.objectives.linear_map import FittedMap
 from stepjepa.objectives.reading import embedding_config, reading_config
 from stepjepa.store.environment import versions
@@ -48,10 +49,16 @@ class Provenance:
     def of_options(self, options: EmbedOptions) -> JepaConfig:
         """Return the settings by which ``Jepa.embedder`` reads; see ``reading.embedding_config`` for errors.
 
-        ValueError if a readout is named beside a linear map, which belongs to one.
+        ValueError if a readout is named beside a linear map, which belongs to one; TypeError for an option that there
+        is not, or a map that is none.
         """
+        check_options(options)
         layer, pooling, fitted = options.get("layer"), options.get("pooling"), options.get("linear_map")
         if fitted is not None:
+            given: object = fitted  # a caller without types may pass a file
+            if not isinstance(given, FittedMap):
+                expected = "the result of stepjepa.fit_linear_map(jepa, records)"
+                raise TypeError(f"linear_map: expected {expected}, got {kind_of(given)}")
             if layer is not None or pooling is not None:
                 named = f"layer {layer}" if layer is not None else f"pooling {pooling!r}"
                 raise ValueError(f"linear_map: embeddings are read where it was fitted, got {named}; name it there")
@@ -124,8 +131,10 @@ def save_with_record(
         record: settings, versions and system prompt.
 
     Raises:
-        UserError: the folder holds a run with other settings.
+        UserError: the folder is a file, or holds a run with other settings.
     """
+    if folder.is_file():
+        raise UserError("is a file; name a folder", path=folder)
     if (folder / RUN_FILE).is_file() and read_record(folder).jepa != record.jepa:
         raise UserError("holds a run with other settings; name another folder", path=folder)
 

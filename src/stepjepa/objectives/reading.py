@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from stepjepa.base.arguments import check_number
 from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.collate import Collator, Encoding, Packing
@@ -92,6 +93,7 @@ def embedding_config(
     Raises:
         UserError: the model has no JEPA objective, and neither ``layer`` nor ``pooling`` is named.
         ValueError: a value is not allowed.
+        TypeError: ``layer`` is no whole number.
     """
     views = str(trained["mode"]) if trained is not None and has_objective(trained) else None
     if views is None and layer is None and pooling is None:
@@ -100,6 +102,8 @@ def embedding_config(
             "mean of a text's last hidden states), `pooling last`, or a `layer`",
             path=path,
         )
+    if layer is not None:
+        check_number("layer", layer, least=None)
     changes: JsonObject = {} if layer is None else {"jepa_layer": layer}
     if pooling is not None:
         changes |= {"pooling": pooling, "last_token": None} if pooling == "mean" else {"pooling": pooling}
@@ -151,6 +155,9 @@ class ViewReader:
     encoding: Encoding
     packing: Packing
     batch_size: int = EMBEDDED  # sequences at a time
+
+    def __post_init__(self) -> None:
+        check_number("batch_size", self.batch_size)
 
     @property
     def place(self) -> ReadoutPlace:

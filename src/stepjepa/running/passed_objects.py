@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from torch import nn
+
+from stepjepa.base.arguments import kind_of
 from stepjepa.config.run import OPTIONS, RunConfig
+from stepjepa.objectives.objective import Objective
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
     from stepjepa.data.record import Data
-    from stepjepa.objectives.objective import Objective
 
 REPLACED = {
     "model": (
@@ -45,7 +49,10 @@ class PassedObjects:
         return [name for name in described if getattr(self, name) is not None]
 
     def check(self, config: RunConfig) -> None:
-        """Raise an error if the configuration lacks a setting, or names one that an object replaces."""
+        """Raise an error if the configuration lacks a setting, or names one that an object replaces.
+
+        TypeError for an object of another kind, such as the name of a model.
+        """
         defaults = {option.name: option.default for option in OPTIONS}
         for name in self.names:
             for setting in REPLACED.get(name, ()):
@@ -53,4 +60,12 @@ class PassedObjects:
                     raise ValueError(
                         f"{name}: an object is passed, and {setting} does nothing beside it; leave one out"
                     )
+        if isinstance(self.model, str | os.PathLike):
+            raise TypeError(f"model: expected a model, got its name; pass RunConfig(model_name='{self.model}')")
+        if not isinstance(self.model, nn.Module | None):
+            raise TypeError(f"model: expected a model, got {kind_of(self.model)}")
+        if self.tokenizer is not None and not hasattr(self.tokenizer, "apply_chat_template"):
+            raise TypeError(f"tokenizer: expected a tokenizer, got {kind_of(self.tokenizer)}")
+        if not isinstance(self.objective, Objective | None):
+            raise TypeError(f"objective: expected Objective([LMLoss(), ...]) or None, got {kind_of(self.objective)}")
         config.check_required(self.names)

@@ -13,14 +13,16 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar, Unpack, cast
 
 import transformers
 from transformers.trainer_utils import SaveStrategy
 
+from stepjepa.base.arguments import check_path
 from stepjepa.base.errors import UserError, unexpected, unexpected_as_user_errors
 from stepjepa.base.files import DISK_REMEDIES, locked
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.other_names import OtherNames
 from stepjepa.base.processes import check_launch, is_main_process
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import print_rows
@@ -46,6 +48,7 @@ from stepjepa.store import folder as run_folder
 from stepjepa.store.hub import check_uploadable, upload
 from stepjepa.store.record import Lora, RunRecord, Source, read_record
 from stepjepa.store.resume import FinishedError
+from stepjepa.training import argument_checks
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.description import describe_objects, describe_run
 from stepjepa.training.plan import EqualCompute, EqualComputeCallback, equal_compute
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
+    from stepjepa.evaluation.options import EvaluationOptions
     from stepjepa.evaluation.scores import Scores
     from stepjepa.objectives.inputs import Chat
     from stepjepa.objectives.jepa import Jepa
@@ -65,7 +69,7 @@ if TYPE_CHECKING:
 _SAME_SETTINGS = "with `resume_from_checkpoint auto`"
 
 
-class Run:
+class Run(OtherNames):
     """A training run by its folder; :func:`stepjepa.run` returns one.
 
     Attributes:
@@ -80,7 +84,16 @@ class Run:
         >>> run.answer("lines with a number")
     """
 
+    elsewhere: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("embed", "index", "encode", "jepa"), "Jepa.from_pretrained(run.folder) embeds and searches"),
+        **dict.fromkeys(("model", "tokenizer", "generate"), "stepjepa.load_for_inference(run.folder) loads the model"),
+        **dict.fromkeys(("state", "log_history", "history"), "run.record.results and metrics.jsonl have the losses"),
+        "metrics": "run.record.results has the losses, run.evaluate(file) the scores",
+        "answers": "Jepa.from_pretrained(run.folder).answers answers several questions",
+    }
+
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        check_path("folder", folder, "a run folder")
         self.folder = Path(folder)
         self._record = read_record(self.folder)
 
@@ -94,16 +107,37 @@ class Run:
         """The configuration, as ``run.yaml`` has it; ``UserError`` for a folder of 0.2.0, which has none."""
         return RunConfig.read(self.folder / run_folder.CONFIG_FILE)
 
-    def evaluate(self, test_file: str | os.PathLike[str], **settings: Any) -> Scores:
+    def evaluate(
+        self,
+        test_file: str | os.PathLike[str],
+        *,
+        output_file: str | os.PathLike[str] | None = None,
+        **settings: Unpack[EvaluationOptions],
+    ) -> Scores:
         """Evaluate the trained model: :func:`stepjepa.evaluate` with its folder.
 
         Settings that evaluations share with the run (columns, task, trusted code) have the run's values by default.
+
+        Args:
+            test_file: records, as for training.
+            output_file: JSON lines; None for ``NAME.jsonl`` in the run folder, by the name of the test file.
+            settings: as for :func:`stepjepa.evaluate`.
+
+        Returns:
+            The scores, with the file of answers and the summary.
+
+        Raises:
+            TypeError: there is no such setting.
+            UserError: as for :func:`stepjepa.evaluate`.
         """
         from stepjepa.evaluation.run import evaluate
 
         # A folder of 0.2.0 has no configuration.
         shared = evaluation_settings(self.config) if (self.folder / run_folder.CONFIG_FILE).is_file() else {}
-        return evaluate(self.folder, test_file, **(shared | settings))
+        if "model_path" in settings:
+            raise TypeError("Run.evaluate has no argument 'model_path'; stepjepa.evaluate(path, file) takes any folder")
+        options = cast("EvaluationOptions", {**shared, **settings})
+        return evaluate(self.folder, test_file, output_file=output_file, **options)
 
     @cached_property
     def _jepa(self) -> Jepa:
@@ -153,7 +187,7 @@ def run(
     train_dataset: Data | None = None,
     eval_dataset: Data | None = None,
     objective: Objective | None = None,
-    callbacks: Sequence[TrainerCallback] = (),
+    callbacks: Sequence[TrainerCallback] | None = (),
     command: Sequence[str] | None = None,
 ) -> Run:
     """Train as ``stepjepa train`` does: read, build, train, evaluate, save, and describe all of it in the run folder.
@@ -175,7 +209,7 @@ def run(
         The finished run; with ``resume_from_checkpoint="auto"`` also one that was finished before.
 
     Raises:
-        TypeError: ``config`` is no ``RunConfig``.
+        TypeError: ``config`` is no ``RunConfig``, or an object is one of another kind.
         ValueError: an object is passed beside a setting that it replaces.
         UserError: any other failure. Before the first step no file is left behind; later it names what is saved.
         Stopped: a signal asked the run to stop; a checkpoint is saved.
@@ -188,7 +222,9 @@ def run(
     if not isinstance(given, RunConfig):
         kind = type(given).__name__
         raise TypeError(f"config: expected RunConfig(...), got {kind}; RunConfig.read(path) reads a file")
-    passed = PassedObjects(model, tokenizer, train_dataset, eval_dataset, objective, tuple(callbacks))
+    passed = PassedObjects(
+        model, tokenizer, train_dataset, eval_dataset, objective, argument_checks.as_callbacks(callbacks)
+    )
     passed.check(config)
     check_launch()
     config = with_launched_precision(config)

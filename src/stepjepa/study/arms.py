@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from stepjepa.base.counting import counted
 from stepjepa.base.json_object import JsonObject
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study import statistics
@@ -36,6 +37,9 @@ class Arm:
     name: str
     settings: JsonObject
     runs: tuple[EvaluatedRun, ...]
+
+    def __repr__(self) -> str:
+        return f"Arm('{self.name}', {counted(len(self.runs), 'run')})"
 
     def spread(self, measure: str) -> Spread | None:
         """Return the spread over seeds of a measure, see ``EvaluatedRun.mean``; None if a run lacks it."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from stepjepa.base.arguments import kind_of
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.similar_names import did_you_mean
@@ -49,7 +50,7 @@ class InFolder(Protocol):
         """The run folder."""
 
 
-Runs = Sequence[str | os.PathLike[str] | InFolder]
+Runs = Iterable[str | os.PathLike[str] | InFolder]
 """Run folders, folders of sweeps, or objects with a ``folder``, such as the ``Run`` of ``stepjepa.run``."""
 
 
@@ -143,14 +144,16 @@ def compare(
     Raises:
         UserError: a folder holds no evaluated run, or the runs can't be compared.
         ValueError: there are no runs, or ``tails`` is another text.
+        TypeError: one of ``runs`` is neither a folder nor a run.
 
     Example:
         >>> stepjepa.compare(["runs/regular-3", "runs/step-3", "runs/regular-5", "runs/step-5"]).verdict
     """
     if tails not in TAILS:
         raise ValueError(f"tails: expected one of {', '.join(TAILS)}, got '{tails}'")
-    if isinstance(runs, str | os.PathLike) or not isinstance(runs, Iterable):
-        runs = [runs]
+    runs = [runs] if isinstance(runs, str | os.PathLike) or not isinstance(runs, Iterable) else [*runs]
+    if wrong := [run for run in runs if not (isinstance(run, str | os.PathLike) or hasattr(run, "folder"))]:
+        raise TypeError(f"runs: expected run folders, or runs of stepjepa.run, got {kind_of(wrong[0])}")
     if not runs:
         raise ValueError("runs: expected run folders to compare, got none")
     places = _places(runs)
@@ -199,7 +202,7 @@ def _baseline_first(arms: Sequence[Arm], baseline: str | None) -> tuple[Arm, ...
     return (*candidates, *(arm for arm in arms if arm is not candidates[0]))
 
 
-def _places(runs: Runs) -> list[RunFolder]:
+def _places(runs: Sequence[str | os.PathLike[str] | InFolder]) -> list[RunFolder]:
     """Resolve ``runs`` to folders of evaluated runs; trials of a sweep come with the name of their arm."""
     places = [run for run in runs if isinstance(run, RunFolder)]
     if len(places) < len(runs):

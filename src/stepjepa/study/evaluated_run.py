@@ -152,6 +152,9 @@ class EvaluatedRun:
     ranked: str | None = None  # what retrieval ranked: views, and numbers of queries and candidates
     map_records: str | None = None  # which records the linear map in front of retrieval is fitted on
 
+    def __repr__(self) -> str:
+        return f"EvaluatedRun('{self.folder}', evaluation {self.evaluation}, seed {self.seed})"
+
     def mean(self, measure: str) -> float | None:
         """Return the mean over examples of one of ``MEASURES``, or the value of one of the ``figures``."""
         if measure not in MEASURES:

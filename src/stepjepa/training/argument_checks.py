@@ -3,15 +3,16 @@
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from types import NoneType
 from typing import ParamSpec
 
 import torch
 from torch import nn
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
+from stepjepa.base.arguments import check_number, kind_of
 from stepjepa.base.similar_names import question
 from stepjepa.base.typed_json import default_of
 from stepjepa.batch.dataset import STRATEGIES
@@ -20,6 +21,8 @@ from stepjepa.config.option import similar_settings
 from stepjepa.config.trainer import NEEDLESS
 from stepjepa.models.architecture import has_experts
 from stepjepa.models.probe import leaves_weights_unused
+from stepjepa.objectives.objective import Objective
+from stepjepa.training.refused_methods import ARGUMENT_REMEDIES
 
 P = ParamSpec("P")
 
@@ -49,23 +52,6 @@ REMEDIES = {
 }
 """Field of a subclass of ``TrainingArguments``, such as TRL's ``SFTConfig`` -> what to do instead."""
 
-ARGUMENT_REMEDIES = {
-    "tokenizer": "pass processing_class=",
-    "peft_config": "pass the model of peft.get_peft_model(model, peft_config)",
-    "columns": "rename the two columns of train_dataset to prompt and completion",
-    "data_collator": "leave it out: records become batches of trees; views= and JepaConfig(layout=...) change them",
-    "formatting_func": "pass records with 'messages', or with 'prompt' and 'completion'",
-    "compute_metrics": "pass answer_scores=, or evaluate the run folder with a task, since logits are not stored",
-    "preprocess_logits_for_metrics": "leave it out, since logits are not stored",
-    "compute_loss_func": "pass objective=Objective([LMLoss(), ...]) with a term of yours",
-    "model_init": "pass the model; each trial of a search needs a trainer with an output_dir of its own",
-    "quantization_config": "pass the model of from_pretrained(..., quantization_config=...)",
-}
-"""Argument of ``Trainer`` or of TRL's ``SFTTrainer`` that ``JepaTrainer`` does not have -> what to do instead.
-
-``None``, the default that all of them have there, is accepted.
-"""
-
 
 def naming_remedies(init: Callable[P, None]) -> Callable[P, None]:
     """Decorate the constructor of ``JepaTrainer``: its TypeError for an unknown argument says what to do instead."""
@@ -92,15 +78,29 @@ def _remedy(name: str, known: Collection[str]) -> str:
     return question(similar_settings(name, known)) or "help(JepaTrainer) lists all"
 
 
-def check_objects(model: object, args: object, jepa: object) -> None:
-    """Raise a ``TypeError`` for an argument of ``JepaTrainer`` of another kind, such as one in another's place."""
-    for name, value, kinds, expected in (
-        ("model", model, (nn.Module, str, os.PathLike), "a model, or the name of one"),
-        ("args", args, (TrainingArguments,), "transformers.TrainingArguments(output_dir, ...)"),
-        ("jepa", jepa, (JepaConfig, NoneType), "JepaConfig(...) or None"),
-    ):
+_OBJECTS: dict[str, tuple[tuple[type, ...], str]] = {
+    "model": ((nn.Module, str, os.PathLike), "a model, or the name of one"),
+    "args": ((TrainingArguments,), "transformers.TrainingArguments(output_dir, ...)"),
+    "jepa": ((JepaConfig, NoneType), "JepaConfig(...) or None"),
+    "objective": ((Objective, NoneType), "Objective([LMLoss(), ...]) or None"),
+}
+"""Argument of ``JepaTrainer`` or ``run`` -> the classes of its values, and the words for them."""
+
+
+def check_objects(**values: object) -> None:
+    """Raise a ``TypeError`` for an argument of another kind, such as one in another's place."""
+    for name, value in values.items():
+        kinds, expected = _OBJECTS[name]
         if not isinstance(value, kinds):
-            raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
+            raise TypeError(f"{name}: expected {expected}, got {kind_of(value)}")
+
+
+def as_callbacks(callbacks: Sequence[TrainerCallback] | None) -> list[TrainerCallback]:
+    """Return callbacks as a list, an empty one for None; ``TypeError`` for a single one."""
+    given: object = callbacks
+    if given is not None and not isinstance(given, Iterable):
+        raise TypeError(f"callbacks: expected a list of callbacks, got {kind_of(given)}; put it into a list")
+    return [*(callbacks or ())]
 
 
 def check_subclass_fields(args: TrainingArguments) -> None:
@@ -138,6 +138,8 @@ def check_arguments(args: TrainingArguments) -> None:
             "debug: underflow_overflow can't look into this trainer's LM head; leave it out: a loss or gradient that "
             "is not finite ends the run and names its records"
         )
+    for name in ("gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size"):
+        check_number(name, getattr(args, name))
     if args.max_steps == 0:
         raise ValueError("max_steps: expected 1 or more, or -1 for num_train_epochs, got 0")
     if args.torch_compile:

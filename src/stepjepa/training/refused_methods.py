@@ -4,12 +4,50 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+ARGUMENT_REMEDIES = {
+    "tokenizer": "pass processing_class=",
+    "peft_config": "pass the model of peft.get_peft_model(model, peft_config)",
+    "columns": "rename the two columns of train_dataset to prompt and completion",
+    "data_collator": "leave it out: records become batches of trees; views= and JepaConfig(layout=...) change them",
+    "formatting_func": "pass records with 'messages', or with 'prompt' and 'completion'",
+    "compute_metrics": "pass answer_scores=, or evaluate the run folder with a task, since logits are not stored",
+    "preprocess_logits_for_metrics": "leave it out, since logits are not stored",
+    "compute_loss_func": "pass objective=Objective([LMLoss(), ...]) with a term of yours",
+    "model_init": "pass the model; each trial of a search needs a trainer with an output_dir of its own",
+    "quantization_config": "pass the model of from_pretrained(..., quantization_config=...)",
+}
+"""Argument of ``Trainer`` or of TRL's ``SFTTrainer`` that ``JepaTrainer`` does not have -> what to do instead.
+
+``None``, the default that all of them have there, is accepted.
+"""
+
+
+class _UnusedAttribute:
+    """An attribute of Trainer that nothing here reads: it is None, and another value is refused."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, trainer: object, owner: type | None = None) -> None:
+        return None
+
+    def __set__(self, trainer: object, value: object) -> None:
+        """Raise a ``ValueError`` that says what to do instead, unless the value is None, as Trainer sets it."""
+        if value is not None:
+            raise ValueError(f"{self.name}: has no effect with this trainer; {ARGUMENT_REMEDIES[self.name]}")
+
 
 class RefusedMethods:
     """Refuses the methods of Trainer that return logits of records, and searches that make models anew.
 
-    A subclass that overrides one of them would see it never called, so its definition is refused, too.
+    A subclass that overrides one of them would see it never called, so its definition is refused, too. So are values
+    of attributes that only these methods, or Trainer's own loss, would read.
     """
+
+    compute_metrics = _UnusedAttribute()
+    preprocess_logits_for_metrics = _UnusedAttribute()
+    compute_loss_func = _UnusedAttribute()
+    model_init = _UnusedAttribute()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Raise a ``TypeError`` if a subclass overrides a method that is never called."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import SaveStrategy, TrainOutput
 
 from stepjepa.base.files import locked
 from stepjepa.base.processes import check_launch, is_main_process
@@ -133,10 +133,10 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         group_by: GroupBy | None = None,
     ) -> None:
         check_transformers()
-        argument_checks.check_objects(model, args, jepa)
+        argument_checks.check_objects(model=model, args=args, jepa=jepa, objective=objective)
         check_is_folder(Path(str(args.output_dir)))
         self.jepa = jepa or JepaConfig()
-        callbacks, optimizers = [*(callbacks or ())], optimizer_and_schedule(optimizers)
+        callbacks, optimizers = argument_checks.as_callbacks(callbacks), optimizer_and_schedule(optimizers)
         # Recorded before names are replaced by what is loaded.
         self.passed = PassedNames.of(
             model,
@@ -376,7 +376,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         *args: Any,
         allow_changes: bool = False,
         **kwargs: Any,
-    ) -> Any:
+    ) -> TrainOutput:
         """Train as Trainer does, and record the run in its folder as ``stepjepa train`` does.
 
         At the end the folder holds the trained model, unless ``save_strategy`` is ``no``: then ``save_model()`` saves
@@ -403,12 +403,12 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
                 self.recorder.finish(save=self.args.save_strategy != SaveStrategy.NO)
         return result
 
-    def train_steps(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
+    def train_steps(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train without a record of it; arguments and errors as for :meth:`train`."""
         self.evaluated.clear()
         place_tensorboard(self.callback_handler.callbacks, self.recorder.folder)
         with without_cudnn_attention(), naming_longest_record(self, self.guard.batches):
-            result = super().train(checkpoint, *args, **kwargs)
+            result: TrainOutput = super().train(checkpoint, *args, **kwargs)
         self.guard.begin_step()
         self.guard.check_weights(self.state.global_step)
         if self.tracker is not None:

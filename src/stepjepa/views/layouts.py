@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepjepa.base.arguments import kind_of
 from stepjepa.base.errors import UserError
 from stepjepa.chat.thought import without_thought
 from stepjepa.views.sequences import Ids, Kind, Readout, TokenizedRecord, TokenSequence, View, main_sequence
@@ -77,9 +78,12 @@ LAYOUTS: dict[str, Layout] = {}
 """Layouts by name, in the order of the help text; a user's own are added where they are registered."""
 
 
+_EXAMPLE = '@layout("my_layout", ("llm-jepa",))'
+
+
 def layout(
     name: str,
-    modes: Collection[str],
+    modes: Collection[str] = (),
     *,
     views_in_text: bool = False,
     changes_text: bool = False,
@@ -96,12 +100,17 @@ def layout(
 
     Raises:
         ValueError: ``modes`` is no tuple of modes.
+        TypeError: the decorator is written without parentheses, or above what is no function.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"layout: expected a name and modes, {_EXAMPLE}, got {kind_of(name)}")
     if isinstance(modes, str) or not modes or (unknown := sorted({*modes} - {*MODES})):
         got = repr(modes) if isinstance(modes, str) or not modes else f"'{unknown[0]}'"
         raise ValueError(f"modes: expected some of {', '.join(MODES)}, in a tuple, got {got}")
 
     def register(place: PlaceFn) -> PlaceFn:
+        if not callable(place):
+            raise TypeError(f"layout: expected a function of record, predictors and reading, got {kind_of(place)}")
         LAYOUTS[name] = Layout(name, tuple(modes), views_in_text, changes_text, place=place, partners=partners)
         return place
 
