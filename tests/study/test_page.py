@@ -215,6 +215,34 @@ def test_theme_legend_and_width_in_a_browser(browser, arms, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_dark_page_is_printed_and_a_chart_saved_in_colours_that_can_be_read(browser, arms, tmp_path):
+    target = tmp_path / "page.html"
+    target.write_text(make_page(read_runs(arms)), encoding="utf-8")
+    open_page(browser, target)
+    pressed = browser.find_element("id", "theme").get_attribute("aria-pressed")
+    if pressed == "false":
+        browser.execute_script("document.getElementById('theme').click()")
+    colours = "return [getComputedStyle(document.body).color, getComputedStyle(document.querySelector('.tick')).fill]"
+    dark = browser.execute_script(colours)
+    saved = browser.execute_async_script(
+        "HTMLAnchorElement.prototype.click = () => {};"
+        "URL.createObjectURL = (blob) => { blob.text().then(arguments[0]); return ''; };"
+        "document.querySelector('.save').click()"
+    )
+    assert dark[0] == dark[1] and f'color="{dark[0]}"' in saved
+    # With its title and the names of its lines.
+    assert all(f">{text}</text>" in saved for text in ("loss", *(run.name for run in read_runs(arms))))
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        paper = browser.execute_script(colours)
+        assert paper[0] == paper[1] != dark[0]
+        assert browser.execute_script("return getComputedStyle(document.querySelector('figure img')).filter") == "none"
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        browser.execute_script("localStorage.clear()")
+
+
+@pytest.mark.slow
 def test_curves_are_in_the_first_screenshot(browser, arms, tmp_path):
     """As of a program that takes a picture of the page as soon as it is loaded."""
     from matplotlib import image

@@ -1,11 +1,13 @@
 // Draws the lines of charts.py as SVG, at once and in the colours of the page; a library for charts would be megabytes
 // in every page. A chart has axes, a tooltip at the nearest point, a zoom (drag;
-// double click shows all), and it is drawn again when a run is hidden, the theme changes or the window does.
+// double click shows all), and it is drawn again when a run is hidden or the window changes.
 (() => {
   "use strict";
   const SPACE = "http://www.w3.org/2000/svg";
   const MARGIN = {left: 58, right: 12, top: 10, bottom: 34};
   const HEIGHT = 260;
+  // The colour of the text around: a theme, or paper, needs no new drawing.
+  const INK = {fill: "currentColor", "font-size": 12, "font-family": "system-ui, sans-serif"};
   const hidden = new Set();
   const charts = [];
 
@@ -84,9 +86,7 @@
 
     draw() {
       const {svg, holder, percent} = this;
-      const style = getComputedStyle(holder);
       const width = Math.max(holder.clientWidth, 200);
-      const ink = {fill: style.color, "font-size": 12, "font-family": "system-ui, sans-serif"};
       svg.replaceChildren();
       svg.setAttribute("width", width);
       svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
@@ -101,8 +101,8 @@
       this.toX = (step) => left + (right - left) * (step - across[0]) / (across[1] - across[0]);
       this.toStep = (x) => across[0] + (across[1] - across[0]) * (Math.min(Math.max(x, left), right) - left) / (right - left);
       this.toY = (value) => bottom - (bottom - top) * (value - up[0]) / (up[1] - up[0]);
-      const grid = element("g", {stroke: style.borderTopColor}, svg);
-      const words = element("g", ink, svg);
+      const grid = element("g", {stroke: "currentColor", "stroke-opacity": .18}, svg);
+      const words = element("g", INK, svg);
       const vertical = ticksOf(up, 5), horizontal = ticksOf(across, Math.max(2, Math.min(6, width / 90)));
       for (const value of vertical.ticks) {
         element("line", {x1: left, x2: right, y1: this.toY(value), y2: this.toY(value)}, grid);
@@ -122,8 +122,8 @@
         element("path", {d: path, fill: "none", stroke: line.colour, "stroke-width": 2, "stroke-linejoin": "round", "stroke-dasharray": line.dash}, group);
         if (line.heldOut || line.x.length < 3) line.x.forEach((step, place) => marker(line, this.toX(step), this.toY(line.y[place]), group));
       }
-      this.band = element("rect", {y: top, height: bottom - top, fill: style.color, opacity: .12, visibility: "hidden"}, svg);
-      this.point = element("circle", {r: 4.5, fill: "none", stroke: style.color, "stroke-width": 2, visibility: "hidden"}, svg);
+      this.band = element("rect", {y: top, height: bottom - top, fill: "currentColor", opacity: .12, visibility: "hidden"}, svg);
+      this.point = element("circle", {r: 4.5, fill: "none", stroke: "currentColor", "stroke-width": 2, visibility: "hidden"}, svg);
     }
 
     place(event) {
@@ -174,9 +174,25 @@
       this.draw();
     }
 
+    // By itself a chart needs its title, the names of its lines, and a colour of its text.
+    complete() {
+      const copy = this.svg.cloneNode(true), width = Number(copy.getAttribute("width"));
+      const words = element("g", {...INK, color: getComputedStyle(this.holder).color}, copy);
+      element("text", {x: MARGIN.left, y: -8, "font-weight": "bold"}, words, this.holder.dataset.title);
+      this.shown.forEach((line, place) => {
+        const [x, y] = [MARGIN.left, HEIGHT + 14 + 18 * place];
+        element("line", {x1: x, x2: x + 30, y1: y - 4, y2: y - 4, stroke: line.colour, "stroke-width": 2, "stroke-dasharray": line.dash}, words);
+        if (line.heldOut) marker(line, x + 15, y - 4, words);
+        element("text", {x: x + 36, y}, words, line.name);
+      });
+      const height = HEIGHT + 24 + 18 * this.shown.length + 8;
+      for (const [name, value] of Object.entries({color: words.getAttribute("color"), height, viewBox: `0 -24 ${width} ${height}`})) copy.setAttribute(name, value);
+      return copy;
+    }
+
     save() {
       const link = document.createElement("a");
-      link.href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(this.svg)], {type: "image/svg+xml"}));
+      link.href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(this.complete())], {type: "image/svg+xml"}));
       link.download = `${this.holder.dataset.title}.svg`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
@@ -202,8 +218,4 @@
 
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; again(); } });
-  addEventListener("beforeprint", again);
-  addEventListener("afterprint", again);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-  document.addEventListener("themechange", again);
 })();

@@ -19,7 +19,6 @@
       root.dataset.theme = dark() ? "light" : "dark";
       keep(root.dataset.theme);
       say();
-      document.dispatchEvent(new Event("themechange"));
     });
   });
 })();
