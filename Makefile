@@ -4,7 +4,7 @@ BIN := .venv/bin
 # A file's tests share what they set up, so they stay on one worker.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup quickstart test test-slow test-harness test-all test-oldest soak check format bench wheel-test release-check audit docs pictures tour
+.PHONY: help setup quickstart test test-slow test-harness test-all test-oldest test-newest soak check format bench wheel-test release-check audit docs pictures tour
 
 # A half-made environment is made again: the stamp is written last.
 .venv/.made: pyproject.toml constraints.txt
@@ -47,6 +47,17 @@ OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml
 
 test-oldest: .oldest/.made  ## models, training, evaluation and invariants with the oldest transformers allowed
 	.oldest/bin/python -m pytest $(PARALLEL) -m "sample or not slow" tests/invariants tests/models tests/training tests/evaluation
+
+# The newest releases of what changes fastest, whatever constraints.txt says, in an environment that is made anew each time.
+FASTEST := transformers|tokenizers|huggingface_hub|accelerate|peft|trl|datasets|sentence-transformers|safetensors
+
+test-newest:  ## models, training, evaluation and invariants with the newest transformers, PEFT, TRL and so on
+	rm -rf .newest
+	$(PYTHON) -m venv .newest
+	grep -vE '^($(FASTEST))==' constraints.txt > .newest/constraints.txt
+	.newest/bin/pip install --quiet --disable-pip-version-check -c .newest/constraints.txt -e '.[dev]'
+	.newest/bin/pip list --disable-pip-version-check | grep -E '^($(FASTEST)) '
+	.newest/bin/python -m pytest $(PARALLEL) -m "sample or not slow" tests/invariants tests/models tests/training tests/evaluation
 
 check: setup  ## lint, format, types
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 from transformers import Trainer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -160,7 +161,8 @@ def test_the_releases_are_those_of_the_tests() -> None:
     assert required is not None
     assert pinned is not None
     assert oldest.startswith(required[1])
-    assert pinned[1] == newest
+    # `make test-newest` may have run on a newer one, which other libraries do not allow yet.
+    assert Version(pinned[1]) <= Version(newest)
 
 
 def test_the_page_has_the_table() -> None:

@@ -15,8 +15,8 @@ import transformers
 
 from stepjepa.base.errors import UserError
 
-KNOWN_TO_WORK = "5.20.0", "5.23.0"
-"""The oldest and the newest release of transformers that the tests have run on."""
+KNOWN_TO_WORK = "5.20.0", "5.24.0"
+"""The oldest and the newest transformers that the tests have run on (``make test-oldest``, ``make test-newest``)."""
 
 Use = Literal["overridden", "called", "read", "written"]
 
