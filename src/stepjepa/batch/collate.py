@@ -38,22 +38,39 @@ class Packing(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Collator:
-    """Makes a micro-batch from records."""
+    """Makes a micro-batch from records.
 
-    layout: str  # a name in ``views.layouts.LAYOUTS``
-    predictors: Ids  # [K] ids of the predictor tokens
+    Attributes:
+        layout: a name in ``views.layouts.LAYOUTS``.
+        predictors: ``[K]`` ids of the predictor tokens.
+        reading: where views are read.
+        encoding: as the model runs sequences: ``tree`` or ``rows``.
+        row_length: maximum tokens of a row of trees under a mask.
+        pass_length: maximum tokens of a pass by segments; None for no limit.
+        costs: costs of a layer on a CPU, by which ``pack.pack_passes`` chooses how to run a batch.
+        kernel: the form in which the model runs trees.
+        one_pass: never cut a micro-batch into several passes.
+        share_prefixes: share over the whole micro-batch, not only within a record.
+        prompt_labels: also label the tokens of user messages.
+        whole_pairs: refuse a pair of which the source or the target alone is read.
+        positions: maximum length of a sequence, by the model's positions.
+        pad_id: arbitrary: padding is masked and unlabelled.
+    """
+
+    layout: str
+    predictors: Ids
     reading: ReadoutOptions = field(default_factory=ReadoutOptions)
     encoding: Encoding = "tree"
-    row_length: int = 512  # maximum tokens of a row of trees under a mask
-    pass_length: int | None = None  # maximum tokens of a pass by segments; None for no limit
-    costs: Costs | None = None  # costs of a layer on a CPU, by which ``pack.pack_passes`` chooses how to run a batch
-    kernel: Kernel = "mask"  # the form in which the model runs trees
-    one_pass: bool = False  # never cut a micro-batch into several passes
-    share_prefixes: bool = True  # share over the whole micro-batch, not only within a record
-    prompt_labels: bool = False  # also label the tokens of user messages
-    whole_pairs: bool = False  # refuse a pair of which the source or the target alone is read
-    positions: int | None = None  # maximum length of a sequence, by the model's positions
-    pad_id: int = 0  # arbitrary: padding is masked and unlabelled
+    row_length: int = 512
+    pass_length: int | None = None
+    costs: Costs | None = None
+    kernel: Kernel = "mask"
+    one_pass: bool = False
+    share_prefixes: bool = True
+    prompt_labels: bool = False
+    whole_pairs: bool = False
+    positions: int | None = None
+    pad_id: int = 0
 
     @classmethod
     def of(

@@ -187,14 +187,23 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tokenised records, ready for training."""
+    """Tokenised records, ready for training.
+
+    Attributes:
+        dataset: the records, by their index.
+        counts: what was counted while tokenising, by the names of ``tokenize.COUNTS``.
+        tokens: numbers of tokens, see :func:`count_tokens`.
+        template: facts derived from the chat template.
+        source: name of the records' file in error messages.
+        summary: of the records; None if unknown.
+    """
 
     dataset: TokenizedDataset
-    counts: dict[str, int]  # by the names of ``tokenize.COUNTS``
-    tokens: dict[str, int]  # see :func:`count_tokens`
-    template: dict[str, str] = field(default_factory=dict)  # facts derived from the chat template
-    source: str = "<memory>"  # name of the records' file in error messages
-    summary: RecordSummary | None = field(default=None, repr=False, compare=False)  # of the records; None if unknown
+    counts: dict[str, int]
+    tokens: dict[str, int]
+    template: dict[str, str] = field(default_factory=dict)
+    source: str = "<memory>"
+    summary: RecordSummary | None = field(default=None, repr=False, compare=False)
 
 
 def count_tokens(records: Iterable[TokenizedRecord], config: JepaConfig) -> dict[str, int]:

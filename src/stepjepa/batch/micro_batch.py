@@ -19,16 +19,26 @@ class BatchRecords:
 
     A record has one main text, or several where its turns stand behind prompts that do not begin alike; ``rng_keys``
     and all that follow have an entry for each of these texts.
+
+    Attributes:
+        lines: line number in the record's file, from 1.
+        lengths: number of tokens of the record's sequences, without any sharing of prefixes.
+        rng_keys: epoch and index of the record: all that its random draws depend on.
+        paths: flat positions of the tokens of the text, in text order.
+        isolated: indices into its path of the tokens that do not see all earlier text.
+        labels: indices into its path of the tokens that are trained to predict the next one.
+        prompt: indices into its path of the tokens that precede a user-message token.
+        plain_tokens: tokens of all records as plain rows without padding.
     """
 
-    lines: tuple[int, ...] = ()  # line number in the record's file, from 1
-    lengths: tuple[int, ...] = ()  # number of tokens of the record's sequences, without any sharing of prefixes
-    rng_keys: tuple[tuple[int, int], ...] = ()  # epoch and index of the record: all that its random draws depend on
-    paths: tuple[Numbers, ...] = ()  # flat positions of the tokens of the text, in text order
-    isolated: tuple[Numbers, ...] = ()  # indices into its path of the tokens that do not see all earlier text
-    labels: tuple[Ids, ...] = ()  # indices into its path of the tokens that are trained to predict the next one
-    prompt: tuple[Ids, ...] = ()  # indices into its path of the tokens that precede a user-message token
-    plain_tokens: int = 0  # tokens of all records as plain rows without padding
+    lines: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    rng_keys: tuple[tuple[int, int], ...] = ()
+    paths: tuple[Numbers, ...] = ()
+    isolated: tuple[Numbers, ...] = ()
+    labels: tuple[Ids, ...] = ()
+    prompt: tuple[Ids, ...] = ()
+    plain_tokens: int = 0
 
     def __repr__(self) -> str:
         tokens = counted(self.plain_tokens, "token")

@@ -20,18 +20,30 @@ class Record:
     "function", "function": {"name": ..., "arguments": {...}}}``; ``name`` and ``tool_call_id``, texts; ``weight``,
     always 0: the turn of an assistant that is context and not trained. The last message is an assistant's that is
     trained.
+
+    Attributes:
+        messages: the chat, in the form above.
+        views: explicit pairs of source and target view, as texts; None for those of the mode.
+        path: the path of its file, or a label for records from memory.
+        line: its line there, counted from 1.
+        extra: the other fields of the line, unchanged.
+        columns: columns of the line that the chat was made from.
+        tools: descriptions of functions, as templates read them.
+        chat_template_kwargs: variables of the template, for this record.
+        unused: keys of messages that nothing reads, as ``messages[].id``.
+        dropped: number of messages behind the last trained answer.
     """
 
     messages: tuple[JsonObject, ...]
-    views: tuple[tuple[str, str], ...] | None = None  # explicit pairs of source and target view
-    path: str = "<memory>"  # the path of its file, or a label for records from memory
-    line: int = 0  # its line there, counted from 1
-    extra: JsonObject = field(default_factory=dict)  # the other fields of the line, unchanged
-    columns: tuple[str, ...] = ("messages",)  # columns of the line that the chat was made from
-    tools: list[JsonObject] | None = None  # descriptions of functions, as templates read them
-    chat_template_kwargs: JsonObject | None = None  # variables of the template, for this record
-    unused: tuple[str, ...] = ()  # keys of messages that nothing reads, as ``messages[].id``
-    dropped: int = 0  # number of messages behind the last trained answer
+    views: tuple[tuple[str, str], ...] | None = None
+    path: str = "<memory>"
+    line: int = 0
+    extra: JsonObject = field(default_factory=dict)
+    columns: tuple[str, ...] = ("messages",)
+    tools: list[JsonObject] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    unused: tuple[str, ...] = ()
+    dropped: int = 0
 
     def __reduce__(self) -> tuple[type["Record"], tuple[object, ...]]:
         """Pickle the fields alone: records are written to temporary files and read again, in half the time so."""

@@ -16,15 +16,24 @@ from stepjepa.views.sequences import Kind
 
 @dataclass(eq=False)
 class Encoded:
-    """The hidden states of a micro-batch, and the heads that act on them."""
+    """The hidden states of a micro-batch, and the heads that act on them.
 
-    # Index of the layer in transformers' hidden_states (-1: after the final norm) -> [cells, D], by flat position
+    Attributes:
+        states: index of the layer in transformers' ``hidden_states`` (-1: after the final norm) -> hidden states
+            ``[cells, D]`` by flat position, in the dtype of the model.
+        batch: the micro-batch.
+        layer: the layer that embeddings are read from.
+        head: the LM head.
+        heads: trained modules of terms, by name.
+        router_logits: ``[cells, E]`` of each router of a mixture of experts, if requested.
+    """
+
     states: dict[int, Tensor]
     batch: Batch
-    layer: int  # the layer that embeddings are read from
+    layer: int
     head: LMHead
-    heads: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # trained modules of terms, by name
-    router_logits: tuple[Tensor, ...] = ()  # [cells, E] of each router of a mixture of experts, if requested
+    heads: nn.ModuleDict = field(default_factory=nn.ModuleDict)
+    router_logits: tuple[Tensor, ...] = ()
 
     def __repr__(self) -> str:
         shape = list(next(iter(self.states.values())).shape)

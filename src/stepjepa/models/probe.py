@@ -47,7 +47,12 @@ _findings: dict[str, Findings] = {}  # by class and configuration
 
 
 class EncodingChoice(NamedTuple):
-    """The encoding of a model's micro-batches."""
+    """The encoding of a model's micro-batches.
+
+    Attributes:
+        encoding: ``tree`` or ``rows``.
+        reason: why, in words.
+    """
 
     encoding: Encoding
     reason: str  # for this encoding, in words

@@ -188,16 +188,24 @@ class Alignment(_OfPairs):
     The weight, lambda of the paper, follows a schedule over the run: ``constant``; ``warmup`` rises from 0 over the
     first share ``warmup`` of the run; ``cosine`` falls to 0 along half a cosine. ValueError for a distance that does
     not say whether it compares pairs, TypeError for what is no distance.
+
+    Attributes:
+        weight: of the mean in the objective, before its schedule.
+        distance: the loss of pairs: ``Cosine()``, ``L2()``, ``MSE()``, ``InfoNCE()``, or one of your own.
+        through_target: train the model through the target embedding, too.
+        schedule: ``constant``, ``warmup`` or ``cosine``.
+        warmup: share of the run in which ``warmup`` rises.
+        head: kind of the predictor head on the source, ``linear`` or ``mlp``; None for none.
     """
 
     head_name = "predictor_head"
 
     weight: float = DEFAULTS["lbd"]
     distance: Distance = field(default_factory=Cosine)
-    through_target: bool = True  # train the model through the target embedding, too
+    through_target: bool = True
     schedule: str = "constant"
     warmup: float = DEFAULTS["lbd_warmup"]
-    head: str | None = None  # kind of the predictor head on the source, see ``PredictorHead``; None for none
+    head: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.distance, type) or not callable(self.distance):
@@ -272,10 +280,14 @@ class SIGReg(Regularizer):
     Projects on random directions and averages the Epps-Pulley statistic of each projection, the distance between its
     characteristic function and that of the standard normal distribution:
     ``N * integral |mean exp(itx) - exp(-t^2/2)|^2 exp(-t^2/2) dt`` over -3 to 3, by the trapezoidal rule at 33 points.
+
+    Attributes:
+        weight: of the mean in the objective.
+        directions: M, their number; drawn at every step from seed and step alone, so that every process draws the same.
     """
 
     weight: float = 0.05
-    directions: int = 256  # M, drawn at every step from seed and step alone, so that every process draws the same
+    directions: int = 256
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         return super().__call__(encoded, batch, context) / 2
@@ -300,6 +312,9 @@ class Variance(Regularizer):
     """Hinge on the standard deviation of every dimension: ``mean_d max(0, 1 - sqrt(var_d + 1e-4))``.
 
     The variance term of VICReg (arXiv 2105.04906, eq. 1 and 2, with gamma 1).
+
+    Attributes:
+        weight: of the mean in the objective.
     """
 
     def _penalty(self, values: Tensor, context: Context) -> Tensor:
@@ -312,6 +327,9 @@ class Covariance(Regularizer):
     """Squares of the covariances between different dimensions, summed and divided by D.
 
     The covariance term of VICReg (arXiv 2105.04906, eq. 3 and 4).
+
+    Attributes:
+        weight: of the mean in the objective.
     """
 
     def _penalty(self, values: Tensor, context: Context) -> Tensor:

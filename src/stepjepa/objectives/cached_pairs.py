@@ -60,11 +60,18 @@ class RandomState:
 
 @dataclass(frozen=True)
 class CachedPairs:
-    """The result of the first pass of a micro-batch; the second one gets it as ``Context.cached``."""
+    """The result of the first pass of a micro-batch; the second one gets it as ``Context.cached``.
 
-    terms: dict[str, CachedTerm]  # by the names of the terms that compare pairs
-    target: Tensor  # [P, D] target embeddings
-    random: RandomState | None  # None for a micro-batch without a first pass: it has no pairs
+    Attributes:
+        terms: what was worked out, by the names of the terms that compare pairs.
+        target: ``[P, D]`` target embeddings.
+        random: the state of random numbers at the first pass, which the second one repeats; None for a micro-batch that
+            has no pairs, and so no first pass.
+    """
+
+    terms: dict[str, CachedTerm]
+    target: Tensor
+    random: RandomState | None
 
     def __repr__(self) -> str:
         return f"CachedPairs({counted(len(self.target), 'pair')} of a step; {', '.join(self.terms)})"

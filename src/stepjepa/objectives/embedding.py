@@ -200,13 +200,20 @@ class Embedder:
     """Embeds one side of pairs, from texts or records; made by :meth:`Jepa.embedder`.
 
     Within a call, equal texts and shared beginnings are computed once.
+
+    Attributes:
+        tokenizer: of texts and records.
+        reader: runs the model, and says where embeddings are read.
+        side: ``source`` or ``target``.
+        raw: don't divide the vectors by their lengths.
+        linear_map: the vectors are those behind it; None for those of the model.
     """
 
     tokenizer: ViewTokenizer
     reader: ViewReader
     side: Kind
-    raw: bool = False  # don't divide the vectors by their lengths
-    linear_map: LinearMap | None = None  # the vectors are those behind it
+    raw: bool = False
+    linear_map: LinearMap | None = None
 
     def __repr__(self) -> str:
         config, behind = self.reader.config, "" if self.linear_map is None else ", behind a linear map"

@@ -29,21 +29,36 @@ class Embeds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One result of a search."""
+    """One result of a search.
 
-    score: float  # cosine of query and text
+    Attributes:
+        score: cosine of query and text.
+        text: the text that was found.
+        index: index in the corpus, of the first of equal texts.
+    """
+
+    score: float
     text: str
-    index: int  # index in the corpus, of the first of equal texts
+    index: int
 
 
 @dataclass(frozen=True, eq=False)
 class TextIndex:
-    """Distinct texts with their vectors, to be searched by queries of the other side; made by ``Jepa.index``."""
+    """Distinct texts with their vectors, to be searched by queries of the other side; made by ``Jepa.index``.
+
+    Attributes:
+        jepa: embeds the queries.
+        texts: the N distinct texts.
+        first: ``[N]`` index in the corpus of the first text that is equal to each.
+        vectors: ``[N, D]`` float32, of length 1.
+        side: of the texts; queries are embedded on the other one.
+        options: by which texts and queries are embedded.
+    """
 
     jepa: Embeds
-    texts: Sequence[str]  # [N] distinct
-    first: NDArray[np.int64]  # [N] index in the corpus of the first text that is equal to each
-    vectors: NDArray[np.float32]  # [N, D] of length 1
+    texts: Sequence[str]
+    first: NDArray[np.int64]
+    vectors: NDArray[np.float32]
     side: Kind = "target"
     options: EmbedOptions | None = None
 

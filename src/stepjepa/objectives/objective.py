@@ -201,13 +201,20 @@ class Losses(NamedTuple):
 
     ``parts`` and ``sums`` have gradients, so that terms can be weighed outside of an ``Objective``. A part that is kept
     keeps the activations of its pass: detach it, or take its ``item()``, as ``repr`` and the trainer do.
+
+    Attributes:
+        loss: the weighted sum of the terms' means, a scalar to call ``backward()`` on.
+        parts: term -> its mean, a scalar.
+        sums: term -> its sum over the micro-batch, a scalar.
+        source: ``[P, D]`` source embeddings, without gradient.
+        target: ``[P, D]`` target embeddings, without gradient.
     """
 
-    loss: Tensor  # the weighted sum of the terms' means, a scalar to call ``backward()`` on
-    parts: dict[str, Tensor]  # term -> its mean, a scalar
-    sums: dict[str, Tensor]  # term -> its sum over the micro-batch, a scalar
-    source: Tensor  # [P, D] source embeddings, without gradient
-    target: Tensor  # [P, D] target embeddings, without gradient
+    loss: Tensor
+    parts: dict[str, Tensor]
+    sums: dict[str, Tensor]
+    source: Tensor
+    target: Tensor
 
     def __repr__(self) -> str:
         values = {"loss": self.loss, **self.parts}

@@ -17,7 +17,12 @@ from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 
 @dataclass(frozen=True)
 class PairEmbedder:
-    """Embeds both views of all pairs of records; made by :meth:`Jepa.pair_embedder`."""
+    """Embeds both views of all pairs of records; made by :meth:`Jepa.pair_embedder`.
+
+    Attributes:
+        tokenizer: of records.
+        reader: runs the model, and says where embeddings are read.
+    """
 
     tokenizer: RecordTokenizer
     reader: ViewReader

@@ -93,6 +93,10 @@ class RouterLoss(Term):
 
     It is a product of two means over a micro-batch, so its mean over an optimizer step is one over micro-batches, and
     depends on how large they are, as that of transformers and TRL.
+
+    Attributes:
+        weight: of the mean in the objective.
+        top_k: number of experts that a token is sent to.
     """
 
     reads_router_logits: ClassVar[bool] = True

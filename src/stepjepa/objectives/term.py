@@ -61,15 +61,24 @@ class Context:
 
     Random draws of a term must depend on seed, step and ``BatchRecords.rng_keys`` alone, so that a resumed run draws
     the same.
+
+    Attributes:
+        step: optimizer step, from 0.
+        seed: the run's seed.
+        progress: completed fraction of the run; None outside training: weights have no schedule.
+        gather: takes rows ``[P, ...]`` of this process; returns those of all processes, and the index of its own first
+            one. A collective call, which every process must make.
+        ema_states: takes a batch and a layer, and returns hidden states ``[cells, D]`` under averaged weights, with
+            ``target_grad='ema'``; None otherwise.
+        cached: terms that compare the pairs of the whole step, worked out before; None to compare those of the
+            micro-batch.
     """
 
-    step: int = 0  # optimizer step, from 0
-    seed: int = 42  # the run's seed
-    progress: float | None = None  # completed fraction of the run; None outside training: weights have no schedule
-    gather: Callable[[Tensor], tuple[Tensor, int]] = no_gather  # gather_rows or no_gather; a collective call
-    # (batch, layer) -> [cells, D] hidden states under averaged weights, with `target_grad` 'ema'
+    step: int = 0
+    seed: int = 42
+    progress: float | None = None
+    gather: Callable[[Tensor], tuple[Tensor, int]] = no_gather
     ema_states: Callable[[Batch, int], Tensor] | None = None
-    # Terms that compare the pairs of the whole step, worked out before; None to compare those of the micro-batch.
     cached: CachedPairs | None = None
 
 
@@ -80,6 +89,9 @@ class Term(ABC):
     The trainer sums the counts of a whole optimizer step, over accumulation and processes, divides each term's sum by
     its count, and adds up the weighted means. So a term is right under accumulation, DDP and FSDP without knowing of
     them.
+
+    Attributes:
+        weight: weight of the mean in the objective.
     """
 
     name: ClassVar[str]  # name in logs, such as 'lm_loss'; set by @term
@@ -90,7 +102,7 @@ class Term(ABC):
     reads_router_logits: ClassVar[bool] = False  # it reads Encoded.router_logits, of a mixture of experts
     head_name: ClassVar[str | None] = None  # name of its own weights; None for the term's name
 
-    weight: float = 1.0  # weight of the mean in the objective
+    weight: float = 1.0
 
     @abstractmethod
     def count(self, batch: Batch) -> int:

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 @term("lm_loss", "LM loss")
 @dataclass
 class LMLoss(Term):
-    """Mean cross-entropy of the labelled tokens (``JepaConfig.labels``)."""
+    """Mean cross-entropy of the labelled tokens (``JepaConfig.labels``).
+
+    Attributes:
+        weight: of the mean in the objective.
+    """
 
     def count(self, batch: Batch) -> int:
         return len(batch.label_ids)
@@ -33,7 +37,11 @@ class LMLoss(Term):
 @term("prompt_loss", "prompt LM loss")
 @dataclass
 class PromptLoss(Term):
-    """Mean cross-entropy of the tokens of user messages; system prompt and template are not counted."""
+    """Mean cross-entropy of the tokens of user messages; system prompt and template are not counted.
+
+    Attributes:
+        weight: of the mean in the objective.
+    """
 
     weight: float = 0.1
 
@@ -51,6 +59,10 @@ class SemanticTube(Term):
 
     s < r < t are three random positions; they depend on the run's seed, and on epoch and index of the record. The loss
     is 0 if the hidden states of ``layer`` move on a straight line, or if two of the three are equal.
+
+    Attributes:
+        weight: of the mean in the objective.
+        layer: index in transformers' ``hidden_states``; -1 is the last.
     """
 
     weight: float = 0.02

@@ -12,7 +12,12 @@ from stepjepa.base.counting import counted
 
 
 class ReadoutPlace(NamedTuple):
-    """Where an embedding is read: index of the layer in transformers' ``hidden_states``, and ``last`` or ``mean``."""
+    """Where an embedding is read.
+
+    Attributes:
+        layer: index in transformers' ``hidden_states``; 0 is the input embeddings, -1 the last.
+        pooling: ``last`` token or ``mean`` of the tokens.
+    """
 
     layer: int
     pooling: Literal["last", "mean"]
@@ -20,14 +25,23 @@ class ReadoutPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class ViewEmbeddings:
-    """The embeddings of all P pairs of some records, in the records' order."""
+    """The embeddings of all P pairs of some records, in the records' order.
 
-    source: NDArray[np.float32]  # [P, D]
-    target: NDArray[np.float32]  # [P, D]
-    record: NDArray[np.int64]  # [P], index of the record of a pair
-    pair: NDArray[np.int64]  # [P], number of the pair in its record, from 1; in Step-JEPA that of the source step
-    same_target: NDArray[np.int64]  # [P], index of the first pair whose target has the same tokens
-    without_pair: str | None = None  # how many records have no pair, and why; None if all have one
+    Attributes:
+        source: ``[P, D]`` float32.
+        target: ``[P, D]`` float32.
+        record: ``[P]`` index of the record of a pair.
+        pair: ``[P]`` number of the pair in its record, from 1; in Step-JEPA that of the source step.
+        same_target: ``[P]`` index of the first pair whose target has the same tokens.
+        without_pair: how many records have no pair, and why; None if all have one.
+    """
+
+    source: NDArray[np.float32]
+    target: NDArray[np.float32]
+    record: NDArray[np.int64]
+    pair: NDArray[np.int64]
+    same_target: NDArray[np.int64]
+    without_pair: str | None = None
 
     def __repr__(self) -> str:
         pairs, dimensions = self.source.shape
@@ -36,11 +50,17 @@ class ViewEmbeddings:
 
 @dataclass(frozen=True)
 class SideEmbeddings:
-    """The embeddings of one side of R views, in the order of the inputs and of the views in each."""
+    """The embeddings of one side of R views, in the order of the inputs and of the views in each.
 
-    vectors: NDArray[np.float32]  # [R, D]
-    index: NDArray[np.int64]  # [R], index of the input of a view
-    step: NDArray[np.int64]  # [R], number of the view in its input, from 1
+    Attributes:
+        vectors: ``[R, D]`` float32.
+        index: ``[R]`` index of the input of a view.
+        step: ``[R]`` number of the view in its input, from 1.
+    """
+
+    vectors: NDArray[np.float32]
+    index: NDArray[np.int64]
+    step: NDArray[np.int64]
 
     def __repr__(self) -> str:
         rows, dimensions = self.vectors.shape

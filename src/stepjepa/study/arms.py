@@ -81,16 +81,27 @@ class KeptOut:
 
 @dataclass(frozen=True, repr=False)
 class ComparedArms:
-    """Arms against a baseline."""
+    """Arms against a baseline.
 
-    scores: dict[str, str]  # the names of headline and lenient score
-    test: JsonObject  # task, test file, number of examples
-    arms: tuple[Arm, ...]  # the baseline first, the others in the order in which their runs were named
-    differences: dict[str, Difference]  # by the name of the arm; the baseline has none
-    tails: str  # one or two: which p values are corrected
-    notes: tuple[str, ...]  # caveats for the reader, one sentence each
+    Attributes:
+        scores: the names of headline and lenient score.
+        test: task, test file, number of examples.
+        arms: the baseline first, the others in the order in which their runs were named.
+        differences: by the name of the arm; the baseline has none.
+        tails: one or two: which p values are corrected.
+        notes: caveats for the reader, one sentence each.
+        kept_out: runs that are not in the statistics.
+        one_run: sentence on the weights if all runs are one run, trained several times; else None.
+    """
+
+    scores: dict[str, str]
+    test: JsonObject
+    arms: tuple[Arm, ...]
+    differences: dict[str, Difference]
+    tails: str
+    notes: tuple[str, ...]
     kept_out: tuple[KeptOut, ...]
-    one_run: str | None = None  # sentence on the weights if all runs are one run, trained several times; else None
+    one_run: str | None = None
 
     @property
     def baseline(self) -> Arm:

@@ -59,6 +59,9 @@ class Comparison(ComparedArms):
     """Arms against a baseline, as :func:`compare` returns them.
 
     Attributes:
+        scores: the names of the score that decides (``headline``), and of the more lenient one (``lenient``).
+        test: task, test file and number of examples.
+        tails: ``one`` or ``two``: which p values are corrected.
         verdict: the arms that are better than the baseline, and how large a difference these seeds can detect.
         arms: the baseline first, the others in the order in which their runs were named.
         differences: name of the arm -> its difference from the baseline (which has none).

@@ -19,14 +19,20 @@ MODES = ("regular", "llm-jepa", "step-jepa")
 
 
 class ReadoutOptions(NamedTuple):
-    """Options of the readout of embeddings, in any layout; the defaults are those of the papers."""
+    """Options of the readout of embeddings, in any layout; the defaults are those of the papers.
 
-    front: bool = False  # predictor tokens stand before the source view, not after it
-    reverse: bool = False  # the second view of a pair predicts the first
-    # Place of the readout counted from the end of the templated view (-1 is its last token); None reads the last
-    # predictor of a source, and the last token of a target's content.
+    Attributes:
+        front: predictor tokens stand before the source view, not after it.
+        reverse: the second view of a pair predicts the first.
+        last_token: place of the readout counted from the end of the templated view (-1 is its last token); None reads
+            the last predictor of a source, and the last token of a target's content.
+        mean: average over several tokens instead of reading one.
+    """
+
+    front: bool = False
+    reverse: bool = False
     last_token: int | None = None
-    mean: bool = False  # average over several tokens instead of reading one
+    mean: bool = False
 
 
 PlaceFn = Callable[[TokenizedRecord, Ids, ReadoutOptions], list[TokenSequence]]

@@ -33,13 +33,21 @@ def _no_labels() -> Ids:
 
 
 class View(NamedTuple):
-    """A piece of a record that is embedded, as tokens."""
+    """A piece of a record that is embedded, as tokens.
 
-    ids: Ids  # [N] the text that contains the view: the main text, or one message alone in the chat template
-    start: int  # index in `ids` of the first token of the view's content
-    end: int  # one past its last token
-    in_main: bool = False  # `ids` is the record's main text
-    predictors: int = 0  # number of predictor tokens that were tokenised with the content
+    Attributes:
+        ids: ``[N]`` int32, the text that contains the view: the main text, or one message alone in the chat template.
+        start: index in ``ids`` of the first token of the view's content.
+        end: one past its last token.
+        in_main: ``ids`` is the record's main text.
+        predictors: number of predictor tokens that were tokenised with the content.
+    """
+
+    ids: Ids
+    start: int
+    end: int
+    in_main: bool = False
+    predictors: int = 0
 
     @property
     def content(self) -> Ids:
@@ -48,7 +56,12 @@ class View(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two views; the first predicts the second, unless ``reverse_pred`` swaps them."""
+    """Two views; the first predicts the second, unless ``reverse_pred`` swaps them.
+
+    Attributes:
+        first: the source, such as a question, or a reasoning step.
+        second: the target, such as its answer, or the next step.
+    """
 
     first: View
     second: View
@@ -60,14 +73,22 @@ class TokenizedRecord:
 
     One text holds all trained turns of a chat that stand in it behind their own prompts. A template that rewrites
     earlier turns, as Qwen3's leaves out their thoughts, needs more than one: the ``further`` texts.
+
+    Attributes:
+        ids: ``[N]`` int32, the main text: the chat up to the end of a turn.
+        labels: ``[L]`` positions whose hidden state is trained to predict the next token.
+        prompt: ``[M]`` positions whose next token belongs to a user message.
+        pairs: of the main text, in its order.
+        line: line number of the record in its file, from 1.
+        further: the other texts, in the order of their turns; these have none.
     """
 
-    ids: Ids  # [N] the main text: the chat up to the end of a turn
-    labels: Ids  # [L] positions whose hidden state is trained to predict the next token
-    prompt: Ids = field(default_factory=_no_ids)  # [M] positions whose next token belongs to a user message
+    ids: Ids
+    labels: Ids
+    prompt: Ids = field(default_factory=_no_ids)
     pairs: tuple[Pair, ...] = ()
-    line: int = 0  # line number of the record in its file, from 1
-    further: tuple["TokenizedRecord", ...] = ()  # the other texts, in the order of their turns; these have none
+    line: int = 0
+    further: tuple["TokenizedRecord", ...] = ()
 
     @property
     def texts(self) -> "tuple[TokenizedRecord, ...]":
@@ -98,9 +119,16 @@ Kind = Literal["source", "target"]
 
 
 class Readout(NamedTuple):
-    """One embedding of a pair: the mean of the hidden states of tokens ``start`` to ``end - 1``, often a single one."""
+    """One embedding of a pair: the mean of the hidden states of tokens ``start`` to ``end - 1``, often a single one.
 
-    pair: int  # index of the pair in the record
+    Attributes:
+        pair: index of the pair in the record.
+        kind: ``source`` or ``target``.
+        start: index in the sequence of the first token that is averaged.
+        end: one past the last one.
+    """
+
+    pair: int
     kind: Kind
     start: int
     end: int
@@ -108,15 +136,23 @@ class Readout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Token ids that the model reads as one text, with their labels and readouts."""
+    """Token ids that the model reads as one text, with their labels and readouts.
 
-    ids: Ids  # [N]
-    # [L, 2] position that predicts, token id to predict. Explicit, because with predictor tokens inside the text the
-    # label is not the next token.
+    Attributes:
+        ids: ``[N]`` int32 token ids.
+        labels: ``[L, 2]`` int32: position that predicts, token id to predict. Explicit, because with predictor tokens
+            inside the text the label is not the next token.
+        prompt: ``[M, 2]`` the same for tokens of user messages.
+        text: ``[K]`` positions of the record's own text; only in the main sequence.
+        start: ``[N]`` the first token that each token sees; None for ordinary causal attention.
+        readouts: where embeddings are read in it.
+    """
+
+    ids: Ids
     labels: Ids = field(default_factory=_no_labels)
-    prompt: Ids = field(default_factory=_no_labels)  # [M, 2] the same for tokens of user messages
-    text: Ids = field(default_factory=_no_ids)  # [K] positions of the record's own text; only in the main sequence
-    start: Ids | None = None  # [N] the first token that each token sees; None for ordinary causal attention
+    prompt: Ids = field(default_factory=_no_labels)
+    text: Ids = field(default_factory=_no_ids)
+    start: Ids | None = None
     readouts: tuple[Readout, ...] = ()
 
     def __len__(self) -> int:
