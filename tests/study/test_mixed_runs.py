@@ -124,7 +124,9 @@ def test_the_object_of_a_comparison(arms: list[Path]) -> None:
     assert table.loc["llm-jepa", "difference"] == pytest.approx(5 / 12)
     assert table.loc["llm-jepa", "Holm p"] == compared.differences["llm-jepa"].holm
     html = compared._repr_html_()
-    assert "<table" in html and "llm-jepa" in html
+    # As the page has it: sentences, one table of few columns in per cent and points, what the heads mean.
+    assert html.count("<table") == 1 and html.count("<th>") == 6 + 2
+    assert f"<p>{compared.verdict}</p>" in html and "<td>33.3% ± 14.4</td>" in html and "arm: runs that" in html
     assert len(repr(compared)) < 500 and "regular: 3 runs" in repr(compared)
     figure = compared.plot()
     assert len(figure.axes) >= 1

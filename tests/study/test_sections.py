@@ -193,6 +193,18 @@ def test_a_collapse_is_reported(shuffled, warned, loss, tmp_path):
     assert ("jepa_loss_type infonce" in html) is (warned and loss == "cosine")
 
 
+@pytest.mark.parametrize(
+    ("loss", "held_out", "logged", "said"),
+    [("infonce", 8, True, True), ("infonce", 4, True, False), ("cosine", 8, True, False), ("infonce", 8, False, False)],
+)
+def test_losses_of_other_numbers_of_pairs_are_not_on_one_scale(loss, held_out, logged, said, tmp_path):
+    training = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": held_out}
+    folder = make_run(tmp_path / "a", "1", jepa={**STEP_JEPA, "jepa_loss_type": loss}, training=training)
+    log(folder, views=True, **({"eval_jepa_loss": 0.5} if logged else {}))
+    runs = read_runs([folder])
+    assert ("not on one scale" in steps_section(runs, looks(runs, None)).html) is said
+
+
 def test_runs_that_collapsed_share_a_warning(arms):
     for run in arms:
         log(run, views=True, shuffled_similarity=0.995)

@@ -1,6 +1,5 @@
 """Compare runs: group them into arms (methods), test each against the baseline, and show the outcome."""
 
-import html
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -35,7 +34,7 @@ from stepjepa.study.run_folders import (
     without_waiting_trials,
 )
 from stepjepa.study.statistics import PairedT, sign_flip
-from stepjepa.study.tables import as_text
+from stepjepa.study.tables import as_html, as_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,8 +110,7 @@ class Comparison(ComparedArms):
         return draw(self)
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        return f"<p>{html.escape(self.verdict)}</p>{self.table.to_html(na_rep='')}<ul>{notes}</ul>"
+        return as_html(self)
 
 
 _RANKINGS = (*RETRIEVAL_MEASURES, *MAPPED_MEASURES)

@@ -1,5 +1,6 @@
 """Format a comparison of arms as text, Markdown and JSON."""
 
+import html
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -8,10 +9,10 @@ from typing import Any
 from stepjepa.base.columns import aligned_columns, numbered_names, wrapped
 from stepjepa.base.counting import counted
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import finite, spelled
+from stepjepa.base.terminal import finite, spelled, visible_lines
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import Arm, ComparedArms, Difference
-from stepjepa.study.evaluated_run import FIGURES, MAPPED_MEASURES, MEASURES, RETRIEVAL_MEASURES, readouts
+from stepjepa.study.evaluated_run import FIGURES, HITS_AT_1, MAPPED_MEASURES, MEASURES, RETRIEVAL_MEASURES, readouts
 from stepjepa.study.statistics import PairedT, Spread
 from stepjepa.study.table import (
     FIGURE_FORMATS,
@@ -59,6 +60,29 @@ def legend(comparison: ComparedArms) -> list[str]:
         f"p: of a {comparison.tails}-tailed t-test over seeds, corrected for the number of arms; below 0.05 it counts",
         f"same budget: what the arm spent as {base} did, optimizer steps or training FLOPs",
     ]
+
+
+_NEAREST = ("nearest answer right", "its difference in points")
+
+_NEAREST_LEGEND = (
+    f"{_NEAREST[0]}: by embeddings, the nearest of all distinct answers is a right one; means, deviations and "
+    "differences as above, not corrected for the number of arms"
+)
+
+
+def first_table(comparison: ComparedArms) -> tuple[Table, list[str]]:
+    """Return :func:`overview` and :func:`legend`, with retrieval if an arm has it; may be wider than a terminal."""
+    table, explained = overview(comparison), legend(comparison)
+    hits = [arm.spread(HITS_AT_1) for arm in comparison.arms]
+    if not any(hits):
+        return table, explained
+    tests = [None if each is None else each.retrieval.get(HITS_AT_1) for each in _differences(comparison)]
+    # In front of the last column: the first difference and p are those of the answers.
+    rows = [
+        [*row[:-1], mean_and_deviation(spread), difference_in_points(test), row[-1]]
+        for row, spread, test in zip(table.rows, hits, tests, strict=True)
+    ]
+    return Table(table.title, [*table.columns[:-1], *_NEAREST, table.columns[-1]], rows), [*explained, _NEAREST_LEGEND]
 
 
 def _best(comparison: ComparedArms) -> Arm | None:
@@ -245,6 +269,25 @@ def as_markdown(comparison: ComparedArms) -> str:
         blocks.append("\n".join([f"**{escaped(table.title)}**", "", head, rule, *rows]))
     blocks.append("\n".join(f"- {escaped(note)}" for note in comparison.notes))
     return "\n\n".join(blocks) + "\n"
+
+
+def as_html(comparison: ComparedArms) -> str:
+    """Format a comparison for a notebook: the sentences, the first table with its legend, and the notes."""
+
+    def escaped(text: str) -> str:
+        return html.escape(visible_lines(spelled(text)))
+
+    table, explained = first_table(comparison)
+    rows = [
+        f"<tr><th>{escaped(row[0])}</th>{''.join(f'<td>{escaped(cell)}</td>' for cell in row[1:])}</tr>"
+        for row in table.rows
+    ]
+    heads = "".join(f"<th>{escaped(head)}</th>" for head in table.columns)
+    blocks = [f"<p>{escaped(text)}</p>" for text in (*comparison.sentences, heading(comparison))]
+    blocks += [f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"]
+    blocks += [f"<p><small>{'<br>'.join(map(escaped, explained))}</small></p>"]
+    blocks += [f"<ul>{''.join(f'<li>{escaped(note)}</li>' for note in comparison.notes)}</ul>"]
+    return "\n".join(blocks)
 
 
 def as_json(comparison: ComparedArms) -> str:

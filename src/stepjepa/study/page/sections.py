@@ -15,13 +15,12 @@ from stepjepa.evaluation.output import RETRIEVAL_METRICS
 from stepjepa.evaluation.summary_text import describe_readout
 from stepjepa.store.metric_names import HELD_OUT, set_and_metric
 from stepjepa.study.arms import ComparedArms
-from stepjepa.study.evaluated_run import HITS_AT_1
 from stepjepa.study.page.charts import Look, curves, run_legend
 from stepjepa.study.page.logged_run import LoggedRun, by_evaluation, is_number
 from stepjepa.study.page.parts import Part, Section
 from stepjepa.study.plot import CAPTION, picture
 from stepjepa.study.table import UNKNOWN, Table, interval
-from stepjepa.study.tables import difference_in_points, heading, legend, mean_and_deviation, overview, tables
+from stepjepa.study.tables import first_table, heading, tables
 
 
 class ComparedEvaluation(NamedTuple):
@@ -47,39 +46,16 @@ def comparison_section(compared: Sequence[ComparedEvaluation]) -> Section:
 def _comparison(comparison: ComparedArms) -> Part:
     """Return the part of a comparison."""
     drawn = _embedded("svg+xml", picture(comparison, "svg", captioned=False))
-    table = _beside_answers(comparison)
+    table, explained = first_table(comparison)
     return Part(
         verdicts=[f"{text[0].upper()}{text[1:]}." for text in comparison.sentences],
         texts=[heading(comparison)],
         tables=[table],
-        table_legend=[*legend(comparison), *([_NEAREST] if _NEAREST_HEADS[0] in table.columns else [])],
+        table_legend=explained,
         pictures=[(CAPTION, drawn)],
         notes=[*map(spelled, comparison.notes)],
         more=("All scores, losses, costs and tests of the arms", tables(comparison)),
     )
-
-
-_NEAREST_HEADS = ("nearest answer right", "its difference in points")
-
-_NEAREST = (
-    f"{_NEAREST_HEADS[0]}: by embeddings, the nearest of all distinct answers is a right one; means, deviations and "
-    "differences as above, not corrected for the number of arms"
-)
-
-
-def _beside_answers(comparison: ComparedArms) -> Table:
-    """Return the first table, with the share of nearest answers that are right if an arm was evaluated with it."""
-    table = overview(comparison)
-    hits = [arm.spread(HITS_AT_1) for arm in comparison.arms]
-    if not any(hits):
-        return table
-    rows = []
-    for row, arm, spread in zip(table.rows, comparison.arms, hits, strict=True):
-        difference = comparison.differences.get(arm.name)
-        test = difference.retrieval.get(HITS_AT_1) if difference else None
-        # In front of the last column: the first difference and p are those of the answers.
-        rows.append([*row[:-1], mean_and_deviation(spread), difference_in_points(test), row[-1]])
-    return Table(table.title, [*table.columns[:-1], *_NEAREST_HEADS, table.columns[-1]], rows)
 
 
 def _embedded(kind: str, content: bytes) -> str:
@@ -204,6 +180,19 @@ _ON_COLLAPSE = (
 )
 
 
+_ON_PAIRS = (
+    "A loss that compares pairs, such as InfoNCE, is the greater the more pairs it compares; held-out batches have "
+    "another number of them than training, so that the two lines of a run are not on one scale."
+)
+
+
+def _compares_other_numbers(run: LoggedRun) -> bool:
+    """Return whether a run compares more or fewer pairs at a time in training than on held-out records."""
+    trained, held_out = (run.get("training", f"per_device_{part}_batch_size") for part in ("train", "eval"))
+    of_step = run.get("jepa", "compare_pairs_in") == "step"
+    return _compares_pairs(run) and (trained != held_out or of_step)
+
+
 def _collapses(runs: Sequence[LoggedRun]) -> list[str]:
     """Return a warning of the runs whose embeddings collapsed, one line each, for each way to prevent it."""
     from stepjepa.objectives.monitors import collapse_remedies, describe_collapse
@@ -231,6 +220,7 @@ def steps_section(runs: Sequence[LoggedRun], look: Look) -> Section:
     charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name and name[:6] != "train_")
     charts = curves(runs, list(charted), look)
     texts = [_HELD_OUT_LINES] if len(trained) < len(logged_names) else []
+    texts += [_ON_PAIRS] if texts and any(map(_compares_other_numbers, runs)) else []
     texts += [_ON_COLLAPSE] if "shuffled_similarity" in logged_names else []
     text = " ".join([*texts, "Point at a line for its numbers; drag to zoom, double-click to see all."])
     shown = run_legend([run for run in runs if run.metrics], look) if len(runs) > 1 else []
