@@ -120,10 +120,10 @@ def test_a_template_that_looks_into_a_text_is_asked_message_by_message() -> None
 
     chat = [user("a"), answer("b"), user("b")]
     assert texts(render, chat, range(3)) == [("content", (1, "a")), ("content", (4, "b")), ("content", (7, "b"))]
-    # The one that can't be marked is searched for, and must stand once.
+    # The one that can't be marked is searched for, and must stand once; one of an earlier message in front of `begin`.
     twice = [user("a"), answer("a")]
     assert texts(render, twice, range(2)) == [("content", None), ("content", (4, "a"))]
-    assert texts(render, twice, range(2), begin=3) == [("content", (4, "a")), ("content", (4, "a"))]
+    assert texts(render, twice, range(2), begin=3) == [("content", (1, "a")), ("content", (4, "a"))]
 
 
 def test_a_template_that_refuses_marks() -> None:

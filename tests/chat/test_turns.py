@@ -239,6 +239,19 @@ def test_5_a_prompt_that_does_not_begin_the_answer(template: Any) -> None:
     assert "the chat continues with '" in message
 
 
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_call_that_cannot_be_marked(thinking: bool, template: Any) -> None:
+    """MiniCPM5's form: lists as Python writes them. The description of the tool has texts of the call, too."""
+    written = "{%- for name, value in call.function.arguments | items %}{{- name ~ '=' ~ value }}{%- endfor %}"
+    source = FORMS["Gemma-4"].template.replace(" + call.function.arguments | tojson", " }}" + written + "{{- ''")
+    made = template("Gemma-4", source, enable_thinking=thinking)
+    messages = with_call("q", "cod", "a fish", "Yes.")
+    messages[1]["tool_calls"][0]["function"]["arguments"]["words"] = ["eel", "ray"]
+    (_, call), (_, answer) = parts(made, messages, TOOLS)
+    assert call == "<|tool_call>call:look_upword=codwords=['eel', 'ray']<tool_call|><turn|>"
+    assert answer == "Yes.<turn|>"
+
+
 # -- where a turn ends -------------------------------------------------------------------------------------------------
 
 

@@ -57,7 +57,7 @@ class Beginnings:
 
         Args:
             index: of the last message.
-            begin: the place behind which texts that can't be marked are searched for.
+            begin: the place behind which texts of the last message are searched for that can't be marked.
             opened: the tag of a thought inside which a content may begin, see ``marks.locate``.
         """
         text = self.full(index)

@@ -57,14 +57,15 @@ def locate(
     """Find the parts of some messages in their rendered chat.
 
     If a template writes something else for marked texts, messages are marked one at a time. A text that still can't be
-    marked is searched for, and must occur exactly once behind ``begin``.
+    marked is searched for: one of the last message must occur exactly once behind ``begin``, or in the whole text, and
+    one of an earlier message exactly once in front of it, or in the whole text.
 
     Args:
         render: renders messages.
         messages: the chat.
         text: ``render(messages)``.
         indices: of the messages whose parts are found.
-        begin: the place in ``text`` behind which unmarked texts are searched for.
+        begin: the place in ``text`` that separates unmarked texts of the last message from those of earlier ones.
         opened: the tag of a thought inside which a content may begin, see ``thought_in``.
 
     Returns:
@@ -78,7 +79,9 @@ def locate(
     for index in sorted(chosen):
         alone = marker.locate(render, {index})
         if alone is None:
-            alone = [Place(part, _only(text, part.text, begin)) for part in marker.marked({index}, outside=False)[1]]
+            first = (begin, len(text)) if index == max(chosen) else (0, begin)
+            ranges = [first, (0, len(text))] if begin else [(0, len(text))]
+            alone = [Place(part, _only(text, part.text, ranges)) for part in marker.marked({index}, outside=False)[1]]
         places += alone
     return places
 
@@ -134,10 +137,13 @@ def locate_all(render: Render, messages: Sequence[Message], text: str, *, opened
     return Located(text, places, frozenset(ends))
 
 
-def _only(text: str, part: str, begin: int) -> Span | None:
-    """Return the span of a part in a text behind ``begin``; None unless it occurs exactly once."""
-    start = text.find(part, begin)
-    return None if start < 0 or text.find(part, start + 1) >= 0 else (start, start + len(part))
+def _only(text: str, part: str, ranges: Sequence[Span]) -> Span | None:
+    """Return the span of a part in the first range of a text that has it exactly once; None if none has."""
+    for begin, end in ranges:
+        start = text.find(part, begin, end)
+        if start >= 0 and text.find(part, start + 1, end) < 0:
+            return start, start + len(part)
+    return None
 
 
 class _Marker:

@@ -86,7 +86,7 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts
     """
     message, prompt, full = chat[index], texts.prompt(index), texts.full(index)
     is_continued, opened = full.startswith(prompt), opening_tag(prompt)
-    places = texts.places(index, len(prompt) if is_continued else 0, opened)
+    places = texts.places(index, common_length(prompt, full), opened)
     own_places = [place for place in places if place.part.message == index]
     if is_continued:
         earlier = [place for place in places if place.part.message < index]
