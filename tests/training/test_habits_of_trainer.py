@@ -63,7 +63,7 @@ def test_an_argument_of_another_kind_is_named(tmp_path: Path) -> None:
         JepaTrainer(model, REGULAR, arguments)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^jepa: expected JepaConfig\(...\) or None, got dict$"):
         JepaTrainer(model, arguments, {"mode": "regular"})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^model: expected a model, or the name of one, got NoneType$"):
+    with pytest.raises(TypeError, match=r"^model: expected a model, or the name of one, got None$"):
         JepaTrainer(None, arguments)  # type: ignore[arg-type]
 
 
