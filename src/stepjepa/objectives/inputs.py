@@ -55,10 +55,10 @@ def as_inputs(values: Any, *, open_chats: bool) -> list[Text] | list[Record]:
     if isinstance(values, str | Text | Record):
         kind = "record" if isinstance(values, Record) else "text"
         raise ValueError(f"inputs: expected a list of texts or of records, got one {kind}; put it into a list")
-    if isinstance(values, bytes) or not isinstance(values, Iterable):
-        raise TypeError(f"inputs: expected a list of texts or of records, got {kind_of(values)}")
-    # Tables iterate over their columns, and objects over their keys, which are no texts to embed.
+    # Tables iterate over their columns, or not at all, and objects over their keys, which are no texts to embed.
     is_table = hasattr(values, "columns") or hasattr(values, "column_names") or isinstance(values, Mapping)
+    if isinstance(values, bytes) or not (is_table or isinstance(values, Iterable)):
+        raise TypeError(f"inputs: expected a list of texts or of records, got {kind_of(values)}")
     items: list[Any] = []
     if not is_table:
         items.extend(values)
