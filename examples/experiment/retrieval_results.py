@@ -64,6 +64,8 @@ VARIANTS = {
     "separate-infonce-0.2": "LM loss + InfoNCE of weight 0.2",
     "separate-infonce-0.5": "LM loss + InfoNCE of weight 0.5",
     "separate-infonce-1": "LM loss + InfoNCE of weight 1",
+    "separate-infonce-1-middle": "LM loss + InfoNCE of weight 1 on means of layer 15",
+    "separate-infonce-1-mean": "LM loss + InfoNCE of weight 1 on means of the last layer",
     "separate-vicreg": "LM loss + VICReg",
     "separate-sigreg": "LM loss + SIGReg",
     "separate-infonce-wrong": "LM loss + InfoNCE, shuffled partners",
@@ -219,6 +221,10 @@ class Retrieval:
         theirs = (baseline, "trained") if baseline else self.plain(arm)
         return interval(difference(self.rows, (arm, "trained"), theirs, column))
 
+    def mapped_over_plain(self, arm: str) -> str:
+        """Return the difference in hits of an arm behind a ridge map from plain training for its FLOPs, in points."""
+        return interval(difference(self.rows, (arm, "trained, ridge"), self.plain(arm)))
+
     def shows(self, column: str = HITS) -> dict[str, str]:
         """Return what each layout's difference from plain training shows, of layouts that have runs beside it."""
         tests = {
@@ -226,6 +232,11 @@ class Retrieval:
             for layout, arm in self.joint.items()
         }
         return {layout: outcome(test) for layout, test in tests.items() if test is not None}
+
+    @property
+    def behind_plain(self) -> bool:
+        """Whether InfoNCE beside the LM loss is shown to have fewer hits than plain training for its FLOPs."""
+        return FEWER in self.shows().values()
 
     def layouts(self) -> list[tuple[str, str]]:
         """Return the layouts of InfoNCE beside the LM loss that have runs, each with its arm."""
@@ -310,7 +321,8 @@ class Retrieval:
         own = of_model(self.rows, self.joint["separate"], "trained")
         common = own.index.intersection(others[0][1].index)
         same = "the same seed" if len(common) == seeds == 1 else f"seed {listed([*common])}"
-        return f"{claim}. Hits at 1: {hits}; with {same} InfoNCE of weight 0.1 has {mean(own.loc[common][HITS])} %"
+        compared = VARIANTS.get(self.joint["separate"], "InfoNCE of weight 0.1").removeprefix("LM loss + ")
+        return f"{claim}. Hits at 1: {hits}; with {same} {compared} has {mean(own.loc[common][HITS])} %"
 
     def full_table(self) -> str:
         """Write all figures of all models."""

@@ -391,6 +391,13 @@ def test_what_retrieval_shows_follows_its_intervals(
     assert "VICReg" not in synth.short_table()
     assert "| LM loss + VICReg | 1 | – | 7.0 |" in synth.full_table()
     assert "| `mine`, ridge map | 1 | – | 8.0 |" in synth.full_table()
+    # The weight that is compared is that of the data set.
+    weight_1 = {(f"separate-infonce-1{end}", "trained"): {"82": hits} for end, hits in (("", 57), ("-middle", 74))}
+    retrieval.write(rows_of_retrieval(weight_1), tmp_path / "retrieval-smollm2-turk.csv")
+    smollm2 = next(each for each in module.data_sets(table) if each.file == "retrieval-smollm2-turk")
+    assert smollm2.variants().endswith(
+        "LM loss + InfoNCE of weight 1 on means of layer 15 74.0 %; with the same seed InfoNCE of weight 1 has 57.0 %"
+    )
     # A single seed claims nothing, nor do intervals that include 0.
     several[separate] = {"82": 39, "23": 56}
     retrieval.write(rows_of_retrieval(several), tmp_path / "retrieval.csv")
