@@ -50,7 +50,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "l2, all steps": {"mode": "step-jepa", "pairs": "all", "jepa_loss_type": "l2"},
     "mse, in place": {"mode": "step-jepa", "layout": "inplace", "jepa_loss_type": "mse"},
     "infonce": {"mode": "llm-jepa", "jepa_loss_type": "infonce"},
-    "infonce on steps, half of the steps": {"mode": "step-jepa", "jepa_loss_type": "infonce", "jepa_ratio": 0.5},
+    "infonce on steps, most of the steps": {
+        "mode": "step-jepa",
+        "pairs": "all",
+        "jepa_loss_type": "infonce",
+        "jepa_ratio": 0.8,
+    },
     "target without gradient": {"mode": "step-jepa", "target_grad": "stop"},
     "averaged target": {"mode": "step-jepa", "target_grad": "ema", "ema_decay": 0.5},
     "linear head": {"mode": "llm-jepa", "predictor_head": "linear"},

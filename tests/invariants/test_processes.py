@@ -70,7 +70,12 @@ def test_sharded_weights_train_what_whole_ones_train(name: str, of_two: Callable
 @pytest.mark.slow
 def test_no_two_objectives_train_the_same() -> None:
     """Each name stands for something: no option in the table is without effect."""
-    weights = [torch.cat([value.flatten() for value in sharded(name, 1, 0)[0].values()])[:900] for name in OBJECTIVES]
+    weights = []
+    for name in OBJECTIVES:
+        state, lines = sharded(name, 1, 0)
+        weights.append(torch.cat([value.flatten() for value in state.values()])[:900])
+        # Weights may differ by rounding alone, where a term that is 0 in every step adds nothing.
+        assert all(any(line[part] > 0 for line in lines) for part in lines[0]), name
     for index, value in enumerate(weights):
         for other in range(index):
             named = list(OBJECTIVES)[index], list(OBJECTIVES)[other]
