@@ -7,16 +7,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pytest
 
 from chat_templates import FORMS, in_form
-from stepjepa import Jepa, JepaConfig
+from stepjepa import Jepa, JepaConfig, fit_linear_map
 from stepjepa.base.errors import UserError
 from stepjepa.cli.main import main
 from stepjepa.evaluation.sentence_transformer import write_sentence_transformer
+from stepjepa.objectives.inputs import EmbedOptions
 from tiny import make_model
 
 TEXTS = [
@@ -35,9 +36,9 @@ def sentence_transformer(folder: Path) -> Any:
     return library.SentenceTransformer(str(folder), device="cpu")
 
 
-def export(jepa: Jepa, folder: Path) -> Path:
+def export(jepa: Jepa, folder: Path, **options: Unpack[EmbedOptions]) -> Path:
     folder.mkdir()
-    write_sentence_transformer(jepa, folder, "m")
+    write_sentence_transformer(jepa, folder, "m", **options)
     return folder
 
 
@@ -100,7 +101,9 @@ def test_a_template_that_looks_into_the_text_is_refused(tiny_tokenizer: Any, tmp
     tiny_tokenizer.chat_template = tiny_tokenizer.chat_template.replace("{{ '<|im_start|>'", odd + "{{ '<|im_start|>'")
     assert odd in tiny_tokenizer.chat_template
     jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(predictors=1))
-    with pytest.raises(UserError, match="no SentenceTransformer can be written: the chat template and the tokenizer"):
+    with pytest.raises(
+        UserError, match="no SentenceTransformer can be written: the chat template and the tokenizer join an end"
+    ):
         export(jepa, tmp_path / "st")
 
 
@@ -108,9 +111,8 @@ def test_a_template_that_looks_into_the_text_is_refused(tiny_tokenizer: Any, tmp
     ("settings", "told"),
     [
         ({"mode": "step-jepa"}, "step-jepa embeds steps behind their chat"),
-        ({"mode": "regular"}, "trained without a JEPA objective"),
-        ({"pooling": "mean"}, "pooling 'mean' averages"),
-        ({"jepa_layer": 1}, "it is read at layer 1, not at the last one"),
+        ({"pooling": "mean", "predictors": 1}, "with predictor tokens, its modules can't average"),
+        ({"pooling": "mean", "predictors": 2, "front_pred": True}, "with predictor tokens, its modules can't average"),
         ({"last_token": -2}, "last_token -2 is read inside the template"),
         ({"plain": True}, "a model without a chat format"),
     ],
@@ -121,6 +123,117 @@ def test_other_readings_are_refused_with_the_reason(
     jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(**settings))
     with pytest.raises(UserError, match=f"no SentenceTransformer can be written: .*{told}"):
         export(jepa, tmp_path / "st")
+
+
+def test_a_model_without_an_objective_needs_a_readout(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(mode="regular"))
+    with pytest.raises(UserError, match=r"the model has no JEPA objective.*pass `pooling mean`"):
+        export(jepa, tmp_path / "st")
+
+
+MEANS: list[tuple[str, dict[str, Any], dict[str, Any], str | None]] = [
+    ("llama", {"predictors": 0, "pooling": "mean"}, {}, None),
+    ("gpt2", {"predictors": 0, "pooling": "mean", "layout": "branched"}, {}, "Add."),
+    ("gemma3_window", {"predictors": 0, "pooling": "mean", "jepa_layer": 1}, {}, None),
+    ("qwen3", {"predictors": 0, "pooling": "mean"}, {}, None),
+    ("llama", {"predictors": 0, "pooling": "mean", "reverse_pred": True}, {}, None),
+    ("llama", {"mode": "regular"}, {"pooling": "mean"}, None),
+    ("gpt2", {"mode": "regular"}, {"pooling": "mean", "layer": 1}, None),
+]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize(("architecture", "settings", "options", "system"), MEANS, ids=str)
+def test_means_are_ours(
+    architecture: str,
+    settings: dict[str, Any],
+    options: EmbedOptions,
+    system: str | None,
+    padding: str,
+    tiny_tokenizer: Any,
+    tmp_path: Path,
+) -> None:
+    """What is in front of a text is no part of the mean, also where it is long and has special tokens."""
+    jepa = Jepa(make_model(architecture), tiny_tokenizer, JepaConfig(**settings))
+    jepa.system_prompt = system
+    model = sentence_transformer(export(jepa, tmp_path / "st", **options))
+    if architecture == "gpt2" and padding == "left":
+        pytest.skip("learned positions are counted from the padding on; the folder pads on the right")
+    model.tokenizer.padding_side = padding
+    for batch_size in (1, 32):
+        queries = model.encode_query(TEXTS, batch_size=batch_size)
+        documents = model.encode_document(TEXTS, batch_size=batch_size)
+        np.testing.assert_allclose(queries, jepa.embed(TEXTS, **options), atol=1e-5)
+        np.testing.assert_allclose(documents, jepa.embed(TEXTS, "target", **options), atol=1e-5)
+        np.testing.assert_array_equal(model.encode(TEXTS, batch_size=batch_size), documents)
+    assert np.abs(queries - documents).max() > 1e-3
+    with pytest.raises(Exception, match="this model embeds a text alone"):
+        model.encode(["Why?"], prompt="Represent: ")
+
+
+@pytest.mark.parametrize("layer", [0, 1, -2, 2])
+def test_any_layer_can_be_read(layer: int, tiny_tokenizer: Any, tmp_path: Path) -> None:
+    jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(jepa_layer=layer, predictors=3 if layer else 0))
+    model = sentence_transformer(export(jepa, tmp_path / "st"))
+    np.testing.assert_allclose(model.encode_query(TEXTS), jepa.embed(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(model.encode_document(TEXTS), jepa.embed(TEXTS, "target"), atol=1e-5)
+    other = jepa.embed(TEXTS, layer=2 if layer != 2 else 1)
+    assert np.abs(model.encode_query(TEXTS) - other).max() > 1e-3
+
+
+def pairs_of_numbers() -> list[dict[str, Any]]:
+    def chat(number: int) -> list[dict[str, str]]:
+        return [
+            {"role": "user", "content": f"What is {number}+{number}?"},
+            {"role": "assistant", "content": f"It is {2 * number}."},
+        ]
+
+    return [{"messages": chat(number)} for number in range(31)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({"predictors": 2}, {}),
+        ({"mode": "regular"}, {}),
+        ({"mode": "regular"}, {"layer": 1, "pooling": "mean"}),
+        ({"predictors": 0, "pooling": "mean"}, {"layer": 0}),
+    ],
+    ids=str,
+)
+def test_a_linear_map_is_in_the_folder(
+    settings: dict[str, Any], options: EmbedOptions, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(**settings))
+    fitted = fit_linear_map(jepa, pairs_of_numbers(), layer=options.get("layer"), pooling=options.get("pooling"))
+    model = sentence_transformer(export(jepa, tmp_path / "st", linear_map=fitted))
+    queries, documents = jepa.embed(TEXTS, linear_map=fitted), jepa.embed(TEXTS, "target", linear_map=fitted)
+    np.testing.assert_allclose(model.encode_query(TEXTS), queries, atol=1e-4)
+    np.testing.assert_allclose(model.encode_document(TEXTS), documents, atol=1e-4)
+    np.testing.assert_allclose(model.encode(TEXTS), documents, atol=1e-4)
+    assert np.abs(jepa.embed(TEXTS, layer=fitted.place.layer, pooling=fitted.place.pooling) - queries).max() > 1e-2
+    readme = (tmp_path / "st" / "README.md").read_text()
+    assert "behind a linear map fitted on 31 records" in readme
+    assert "A server that reads the last token of the last layer, as vLLM does, gives other vectors" in readme
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("layout", ["separate", "branched"])
+def test_means_behind_every_template_are_ours_or_refused(
+    name: str, layout: str, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    tokenizer = in_form(tiny_tokenizer, FORMS[name])
+    jepa = Jepa(make_model("llama"), tokenizer, JepaConfig(predictors=0, pooling="mean", layout=layout))
+    try:
+        folder = export(jepa, tmp_path / "st")
+    except UserError as error:
+        assert "no SentenceTransformer can be written" in str(error)
+        return
+    model = sentence_transformer(folder)
+    np.testing.assert_allclose(model.encode_query(TEXTS), jepa.embed(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(model.encode_document(TEXTS), jepa.embed(TEXTS, "target"), atol=1e-5)
 
 
 def test_the_last_layer_by_its_number_is_the_last_layer(tiny_tokenizer: Any, tmp_path: Path) -> None:

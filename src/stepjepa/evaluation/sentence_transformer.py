@@ -1,31 +1,33 @@
 """Write a model folder that ``SentenceTransformer`` of sentence-transformers 6 loads, with the embeddings of ``Jepa``.
 
 Its Transformer module renders each text with the tokenizer's chat template, and passes it the task, ``query`` or
-``document``. The template written here surrounds a text as in training, up to the readout.
+``document``. The template written here surrounds a text as in training, up to the readout. If an embedding is the mean
+of a text's tokens, the template writes copies of the tokens in front of it, and these have weight 0 in the mean.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from stepjepa.base.counting import counted
-from stepjepa.base.errors import UserError, shown
-from stepjepa.base.files import write_json
-from stepjepa.base.json_object import JsonObject
+from stepjepa.base.errors import UserError, raising_user_errors, shown
 from stepjepa.batch.collate import Collator
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.evaluation.sentence_transformer_card import Card
+from stepjepa.evaluation.sentence_transformer_modules import ReadoutModules
+from stepjepa.evaluation.template_copies import TemplateCopies
 from stepjepa.models.architecture import find_decoder, number_of_layers
 from stepjepa.objectives.embedding import Embedder
-from stepjepa.objectives.inputs import Text
-from stepjepa.store.environment import versions
-from stepjepa.views.sequences import Kind, SampledRecord
+from stepjepa.objectives.inputs import EmbedOptions, Text
+from stepjepa.views.sequences import Kind, SampledRecord, TokenSequence
 
 if TYPE_CHECKING:
     from stepjepa.objectives.jepa import Jepa
+    from stepjepa.objectives.linear_map import FittedMap
 
 _PROBE = "probe"
 # Ways in which templates trim a text: method in Jinja -> function.
@@ -42,35 +44,6 @@ _TASKS: dict[str, Kind] = {"query": "source", "document": "target"}
 # Texts whose first or last characters a tokenizer may join with the text around them.
 _ENDS = ("What is 3+4?", "So it is.", "a:", "x", " padded ", "two\n\nlines\n", "(a)", "1", "it's", "日本", "\tq;")
 
-README = """\
----
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
----
-
-# {name}
-
-Embeddings of a model trained with a joint-embedding predictive loss ({mode}, layout {layout}, {predictors}),
-exported by stepjepa {version}. A query and its document are near each other.
-
-```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{name}")
-queries = model.encode_query(["{query}"])
-documents = model.encode_document(["{document}"])
-print(model.similarity(queries, documents))
-```
-
-- Without a task a text is a *document*. Set the task where a library calls `encode` for queries, too: in LangChain
-  `HuggingFaceEmbeddings(model_name=..., query_encode_kwargs={{"task": "query"}})`. In `mteb` wrap the model:
-  `SentenceTransformerEncoderWrapper(SentenceTransformer(...))`.
-- A query is {query_is}; a document is {document_is}.
-- sentence-transformers cuts texts off at {length} tokens; special tokens that a text spells count as such, and a
-  thought in think tags in front of a document is embedded with it: remove it first, as training did.
-- The chat template of this folder is for embeddings; to answer with the model, export it without `--embeddings`.
-"""
-
 
 class _Written(NamedTuple):
     """The text that a template puts around a text to embed."""
@@ -81,45 +54,57 @@ class _Written(NamedTuple):
     behind: str  # predictor tokens behind it
 
 
-def check_readout(config: JepaConfig, layers: int) -> None:
+def check_readout(config: JepaConfig) -> None:
     """Raise ``UserError`` for a readout that the modules of sentence-transformers don't have."""
+    with_predictors = config.pooling == "mean" and config.used_predictors > 0
     faults = (
         (config.mode == "step-jepa", "step-jepa embeds steps behind their chat, and SentenceTransformer texts alone"),
-        (config.mode == "regular", "the model was trained without a JEPA objective"),
         (config.plain, "a model without a chat format (plain) has no template that SentenceTransformer renders"),
         (config.layout not in ("separate", "branched"), f"layout '{config.layout}' is a custom function"),
-        (config.pooling == "mean", "pooling 'mean' averages over a part of the tokens, which no module of it does"),
+        (with_predictors, "with predictor tokens, its modules can't average what pooling 'mean' does"),
         (config.last_token is not None, f"last_token {config.last_token} is read inside the template"),
-        (
-            config.jepa_layer not in (-1, layers),
-            f"it is read at layer {config.jepa_layer}, not at the last one",
-        ),
     )
     if reasons := [reason for fault, reason in faults if fault]:
-        readout = " --pooling mean" if config.mode == "regular" else ""
-        raise UserError(f"no SentenceTransformer can be written: {reasons[0]}; use 'stepjepa embed{readout}' instead")
+        raise _refused(reasons[0])
 
 
-def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str) -> None:
-    """Write the folder: model, tokenizer, the modules' settings and a README.
+def _refused(reason: str) -> UserError:
+    return UserError(f"no SentenceTransformer can be written: {reason}; use 'stepjepa embed' instead")
+
+
+def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str, **options: Unpack[EmbedOptions]) -> None:
+    """Write the folder: model, tokenizer, the modules' settings and weights, and a README.
 
     Args:
-        jepa: a trained model; in layout ``branched`` queries are read behind its ``system_prompt``.
+        jepa: a model; in layout ``branched`` queries are read behind its ``system_prompt``.
         folder: an existing, empty folder.
         name: the model's name in the README.
+        options: those of ``Jepa.embedder``; ``layer``, ``pooling`` and ``linear_map`` count.
 
     Raises:
         UserError: its embeddings can't be read by sentence-transformers, the training had several system prompts, or
-            the chat template can't be rewritten so that it gives the tokens of training; the message says which.
+            what training wrote around a text can't be written so that it gives the same tokens; the message says which.
+            Or the model was trained without a JEPA objective, and ``options`` name no readout.
     """
-    path, layers = Path(folder), number_of_layers(jepa.model)
-    check_readout(jepa.config, layers)
-    embedders = {task: jepa.embedder(side) for task, side in _TASKS.items()}
-    written = {task: _written(embedder) for task, embedder in embedders.items()}
+    path, fitted = Path(folder), options.get("linear_map")
+    place = (options.get("layer"), options.get("pooling")) if fitted is None else fitted.place
+    with raising_user_errors():
+        config = jepa.pair_embedder(layer=place[0], pooling=place[1]).reader.config
+        check_readout(config)
+        embedders = {task: jepa.embedder(side, **options) for task, side in _TASKS.items()}
     tokenizer: Any = copy.deepcopy(jepa.tokenizer)
-    tokenizer.chat_template = _template(written)
+    copies = TemplateCopies(tokenizer) if config.pooling == "mean" else None
+    written = {task: _written(embedder) for task, embedder in embedders.items()}
+    in_template = (
+        written
+        if copies is None
+        else {
+            task: text._replace(before=copies.before(_sequences(embedders[task])[0])) for task, text in written.items()
+        }
+    )
+    tokenizer.chat_template = _template(in_template)
     for task, embedder in embedders.items():
-        _check_tokens(tokenizer, task, embedder)
+        _check_tokens(tokenizer, task, embedder, copies)
     # sentence-transformers passes no position ids, which learned positions need if padding is on the left.
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
@@ -127,29 +112,48 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str) -> Non
     decoder: Any = find_decoder(jepa.model)
     length = int(getattr(decoder.config, "max_position_embeddings", None) or tokenizer.model_max_length)
     tokenizer.model_max_length = min(length, tokenizer.model_max_length)
-    decoder.save_pretrained(path)
+    with nullcontext() if copies is None else copies.rows_of(decoder):
+        decoder.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    for file, value in _settings(decoder.config.hidden_size).items():
-        write_json(path / file, value)
+    last = config.jepa_layer in (-1, number_of_layers(jepa.model))
+    modules = ReadoutModules(
+        decoder.config.hidden_size,
+        None if last else config.jepa_layer,
+        None if copies is None else copies.weights(),
+        None if fitted is None else fitted.linear_map,
+    )
+    modules.write(path)
+    facts = Card(
+        name=name,
+        model=_trained_as(jepa),
+        readout=_readout(config, last=last, fitted=fitted),
+        query=_shown(written["query"]),
+        document=_shown(written["document"]),
+        length=tokenizer.model_max_length,
+        copy=None if copies is None else next(iter(copies.names.values()), None),
+        read_by_servers=modules.read_by_servers,
+    )
+    (path / "README.md").write_text(facts.text(), encoding="utf-8")
+
+
+def _trained_as(jepa: Jepa) -> str:
     config = jepa.config
-    facts = {
-        "name": name,
-        "mode": config.mode,
-        "layout": config.layout,
-        "predictors": counted(config.used_predictors, "predictor token"),
-        "version": versions()["stepjepa"],
-        "length": tokenizer.model_max_length,
-        "query": "How many singers do we have?",
-        "document": "SELECT count(*) FROM singer",
-        "query_is": f"`{_shown(written['query'])}`",
-        "document_is": f"`{_shown(written['document'])}`",
-    }
-    (path / "README.md").write_text(README.format(**facts), encoding="utf-8")
+    if not jepa.has_objective:
+        return "a causal language model that was trained without a joint-embedding loss"
+    predictors = counted(config.used_predictors, "predictor token")
+    return (
+        f"a model trained with a joint-embedding predictive loss ({config.mode}, layout {config.layout}, {predictors})"
+    )
+
+
+def _readout(config: JepaConfig, *, last: bool, fitted: FittedMap | None) -> str:
+    tokens = "mean of a text's tokens" if config.pooling == "mean" else "last token"
+    behind = "" if fitted is None else f", behind a linear map fitted on {counted(fitted.records, 'record')}"
+    return f"the {tokens} at {'the last layer' if last else f'layer {config.jepa_layer}'}{behind}"
 
 
 def _shown(written: _Written) -> str:
-    text = f"{written.before}{written.front}TEXT{written.behind}"
-    return json.dumps(text, ensure_ascii=False)[1:-1].replace("`", "'")
+    return f"{written.before}{written.front}TEXT{written.behind}"
 
 
 def _written(embedder: Embedder) -> _Written:
@@ -180,56 +184,30 @@ def _template(written: dict[str, _Written]) -> str:
     )
 
 
-def _check_tokens(tokenizer: Any, task: str, embedder: Embedder) -> None:
-    """Raise ``UserError`` if the template gives other tokens than training for a text of some kind."""
-    config = embedder.reader.config
-    collator = Collator.of(config, embedder.reader.predictors)
+def _sequences(embedder: Embedder) -> list[TokenSequence]:
+    """Return the sequences that training reads for the texts of ``_ENDS``, each up to the end of its readout."""
+    collator = Collator.of(embedder.reader.config, embedder.reader.predictors)
     records = embedder.tokenizer.texts([Text(text) for text in _ENDS])
-    for text, record in zip(_ENDS, records, strict=True):
-        (ids,) = (
-            sequence.ids.tolist()
+    sequences = []
+    for record in records:
+        (sequence,) = (
+            sequence
             for sequence in collator.sequences(SampledRecord(record))
             if any(readout.kind == embedder.side for readout in sequence.readouts)
         )
+        sequences.append(sequence)
+    return sequences
+
+
+def _check_tokens(tokenizer: Any, task: str, embedder: Embedder, copies: TemplateCopies | None) -> None:
+    """Raise ``UserError`` if the template gives other tokens than training for a text of some kind."""
+    originals = {} if copies is None else copies.originals
+    for text, sequence in zip(_ENDS, _sequences(embedder), strict=True):
         chat = [{"role": "user", "content": text}]
         rendered = tokenizer.apply_chat_template(chat, task=task, tokenize=False)
-        if tokenizer(rendered, add_special_tokens=False)["input_ids"] != ids:
-            fault = (
-                f"the chat template and the tokenizer join the end of a text such as {shown(text)} with what follows"
-            )
-            raise UserError(f"no SentenceTransformer can be written: {fault}; use 'stepjepa embed' instead")
-
-
-def _settings(dimensions: int) -> JsonObject:
-    """Return the contents of the files that sentence-transformers 6 reads, by name."""
-    modules = "sentence_transformers"
-    forward = {"method": "forward", "method_output_name": "last_hidden_state"}
-    types = {
-        "": f"{modules}.base.modules.transformer.Transformer",
-        "1_Pooling": f"{modules}.sentence_transformer.modules.pooling.Pooling",
-        "2_Normalize": f"{modules}.base.modules.normalize.Normalize",
-    }
-    module_list: list[JsonObject] = [
-        {"idx": number, "name": str(number), "path": path, "type": kind}
-        for number, (path, kind) in enumerate(types.items())
-    ]
-    return {
-        "modules.json": module_list,
-        "sentence_bert_config.json": {
-            "transformer_task": "feature-extraction",
-            "modality_config": {"text": forward, "message": {**forward, "format": "flat"}},
-            "module_output_name": "token_embeddings",
-        },
-        "config_sentence_transformers.json": {
-            "model_type": "SentenceTransformer",
-            "prompts": {"query": "", "document": ""},
-            "default_prompt_name": None,
-            "similarity_fn_name": "cosine",
-        },
-        "1_Pooling/config.json": {
-            "embedding_dimension": dimensions,
-            "pooling_mode": "lasttoken",
-            "include_prompt": True,
-        },
-        "2_Normalize/config.json": {},
-    }
+        ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        same = [originals.get(token, token) for token in ids] == sequence.ids.tolist()
+        left_out = sum(token in originals for token in ids)
+        if not same or (copies is not None and left_out != sequence.readouts[0].start):
+            beside = f"an end of a text such as {shown(text)} with what is beside it"
+            raise _refused(f"the chat template and the tokenizer join {beside}")

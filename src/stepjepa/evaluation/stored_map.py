@@ -6,7 +6,6 @@ import hashlib
 import json
 from pathlib import Path
 
-from stepjepa.base.counting import counted
 from stepjepa.base.errors import raising_user_errors
 from stepjepa.base.files import fingerprint
 from stepjepa.base.terminal import note
@@ -44,9 +43,7 @@ def reading_options(
     if reading.linear_map is None:
         return options
     fitted = _fitted_map(reading, jepa, model_path, bad, cache=cache)
-    layer, pooling = fitted.place
-    readout = f"layer {layer}, pooling {pooling}, penalty {fitted.penalty:g}"
-    note(f"the linear map is fitted on {counted(fitted.records, 'record')} of {reading.linear_map}: {readout}")
+    note(fitted.describe(reading.linear_map))
     return {**options, "layer": None, "pooling": None, "linear_map": fitted}
 
 

@@ -83,6 +83,12 @@ class FittedMap:
             digest.update(values.tobytes())
         return digest.hexdigest()
 
+    def describe(self, file: str) -> str:
+        """Describe the map for a user who named the file of its records."""
+        layer, pooling = self.place
+        readout = f"layer {layer}, pooling {pooling}, penalty {self.penalty:g}"
+        return f"the linear map is fitted on {counted(self.records, 'record')} of {file}: {readout}"
+
     def __repr__(self) -> str:
         layer, pooling = self.place
         records = counted(self.records, "record")

@@ -1,22 +1,30 @@
 """Export a trained model as one plain model folder, on this machine or on a hub. Free of torch."""
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepjepa.base.counting import counted
-from stepjepa.base.errors import UserError, visible
+from stepjepa.base.errors import UserError, raising_user_errors, visible
 from stepjepa.base.files import apply_umask, locked, naming_disk_errors
 from stepjepa.base.terminal import note
-from stepjepa.config.jepa import Dtype
+from stepjepa.config.jepa import Dtype, Pooling
 from stepjepa.config.option import check_effects, option
+from stepjepa.data.sources import read_records
 from stepjepa.evaluation.model_reading import ReadingSettings
 from stepjepa.store.folder import CARD_FILE, PART, checksum_fault, open_run_folder
 from stepjepa.store.prompts import prompts_file
 from stepjepa.store.record import RunRecord, record_of, write_record
+
+if TYPE_CHECKING:
+    from stepjepa.objectives.inputs import EmbedOptions
+    from stepjepa.objectives.jepa import Jepa
 
 TRANSFORMERS_5 = (
     "needs transformers 5, here and in programs that serve it: version 4 can't read the tokenizer, and would "
@@ -38,6 +46,18 @@ class ExportSettings:
         None,
         "system prompt before the queries of a model of layout branched; '' for none (that of training)",
         metavar="TEXT",
+        only_with="embeddings",
+    )
+    layer: int | None = option(
+        None, "index of hidden_states to read; -1: the last one (that of training)", only_with="embeddings"
+    )
+    pooling: Pooling | None = option(
+        None, "read one token or the mean of several (that of training)", only_with="embeddings"
+    )
+    linear_map: str | None = option(
+        None,
+        "embed behind a linear map, fitted on the pairs of this file by ridge regression; the model is not trained",
+        metavar="FILE",
         only_with="embeddings",
     )
     dtype: Dtype = option("auto", "dtype of the weights", only_with="output_dir")
@@ -136,13 +156,35 @@ def _export_embeddings(settings: ExportSettings, name: str | None) -> None:
     from stepjepa.evaluation.sentence_transformer import write_sentence_transformer
 
     reading = ReadingSettings(
-        dtype=settings.dtype, trust_remote_code=settings.trust_remote_code, system_prompt=settings.system_prompt
+        dtype=settings.dtype,
+        layer=settings.layer,
+        pooling=settings.pooling,
+        linear_map=settings.linear_map,
+        system_prompt=settings.system_prompt,
+        trust_remote_code=settings.trust_remote_code,
     )
+    reading.check(settings.model_path)
     with _new_folder(settings) as (folder, part):
-        jepa = reading.load(settings.model_path, device="cpu")
-        write_sentence_transformer(jepa, part, name or folder.absolute().name)
+        # Fitting a map runs the model on its records; else it is only loaded and saved.
+        jepa = reading.load(settings.model_path, device="cpu" if settings.linear_map is None else None)
+        write_sentence_transformer(jepa, part, name or folder.absolute().name, **_readout(reading, jepa))
     print(f"exported to {folder}: load it with sentence_transformers.SentenceTransformer (version 6)")
     print("call encode_query for queries; encode and encode_document are for documents")
+
+
+def _readout(reading: ReadingSettings, jepa: Jepa) -> EmbedOptions:
+    """Return the readout of a model's embeddings; with the setting ``linear_map`` a map, which is fitted here."""
+    from stepjepa.evaluation.linear_map import fit_linear_map
+
+    if reading.linear_map is None:
+        return reading.options
+    records = read_records(reading.linear_map)
+    with raising_user_errors():
+        fitted = fit_linear_map(
+            jepa, records, layer=reading.layer, pooling=reading.pooling, batch_size=reading.batch_size
+        )
+    note(fitted.describe(reading.linear_map))
+    return {"linear_map": fitted}
 
 
 def _export_model(settings: ExportSettings, name: str | None) -> None:
