@@ -15,6 +15,7 @@ import pytest
 from chat_templates import FORMS, in_form
 from stepjepa import Jepa, JepaConfig, fit_linear_map
 from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.evaluation.sentence_transformer import write_sentence_transformer
 from stepjepa.objectives.inputs import EmbedOptions
@@ -306,3 +307,52 @@ def test_a_system_prompt_without_effect_is_refused(
     assert main(command) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "st").exists()
+
+
+def test_the_command_exports_another_readout_and_a_map(tiny_tokenizer: Any, tmp_path: Path, capsys: Any) -> None:
+    """As vectors of ``stepjepa embed`` with the same flags, of a base model, which has no record of a training."""
+    base, records = tmp_path / "base", tmp_path / "pairs.jsonl"
+    make_model("llama").save_pretrained(base)
+    tiny_tokenizer.save_pretrained(base)
+    write_jsonl(records, pairs_of_numbers())
+    command = ["export", "--embeddings", "--model_path", str(base), "--output_dir"]
+    assert main([*command, str(tmp_path / "none")]) == 2
+    assert "pass --pooling mean (the mean" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "mean"), "--pooling", "mean", "--layer", "1"]) == 0
+    assert main([*command, str(tmp_path / "map"), "--linear_map", str(records)]) == 0
+    assert "the linear map is fitted on 31 records of" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "mean", "map", "pairs.jsonl"}
+    assert "trained without a joint-embedding loss" in (tmp_path / "map" / "README.md").read_text()
+    jepa = Jepa.from_pretrained(base, device="cpu")
+    fitted = fit_linear_map(jepa, pairs_of_numbers())
+    for folder, options in {"mean": {"pooling": "mean", "layer": 1}, "map": {"linear_map": fitted}}.items():
+        queries = sentence_transformer(tmp_path / folder).encode_query(TEXTS)
+        np.testing.assert_allclose(queries, jepa.embed(TEXTS, **options), atol=1e-4)
+
+
+@pytest.mark.parametrize("flags", [["--layer", "1"], ["--pooling", "mean"], ["--linear_map", "x.jsonl"]], ids=str)
+def test_a_readout_without_embeddings_is_refused(flags: list[str], tmp_path: Path, capsys: Any) -> None:
+    command = ["export", "--model_path", str(tmp_path), "--output_dir", str(tmp_path / "st"), *flags]
+    assert main(command) == 2
+    assert f"{flags[0]} does nothing without --embeddings" in capsys.readouterr().err
+
+
+def test_weights_in_bfloat16_are_read_as_ours(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    """All modules have the dtype of the model: none raises an error, and the mean is one of float32."""
+    jepa = Jepa(make_model("llama").bfloat16(), tiny_tokenizer, JepaConfig(mode="regular"))
+    fitted = fit_linear_map(jepa, pairs_of_numbers(), pooling="mean")
+    model = sentence_transformer(export(jepa, tmp_path / "st", linear_map=fitted))
+    assert {str(weight.dtype) for weight in model.parameters()} == {"torch.bfloat16"}
+    cosines = (model.encode_query(TEXTS) * jepa.embed(TEXTS, linear_map=fitted)).sum(1)
+    assert cosines.min() > 0.98
+
+
+def test_the_model_is_as_before(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    """Its input embeddings have rows of copies only in the folder."""
+    jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(predictors=0, pooling="mean"))
+    rows, size = jepa.model.get_input_embeddings().weight, jepa.model.config.vocab_size
+    words, before = len(jepa.tokenizer), rows.detach().clone()
+    export(jepa, tmp_path / "st")
+    assert jepa.model.get_input_embeddings().weight is rows
+    assert (jepa.model.config.vocab_size, len(jepa.tokenizer)) == (size, words)
+    np.testing.assert_array_equal(rows.detach(), before)

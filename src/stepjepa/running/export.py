@@ -37,7 +37,7 @@ TRANSFORMERS_5 = (
 class ExportSettings:
     """The model to export, and its destination."""
 
-    model_path: str = option(help="run or checkpoint folder", metavar="DIR")
+    model_path: str = option(help="run or checkpoint folder; with --embeddings any model, also a hub id", metavar="DIR")
     output_dir: str | None = option(None, "folder for the model; empty or new", metavar="DIR")
     embeddings: bool = option(
         False, "write a folder for SentenceTransformer of sentence-transformers 6", only_with="output_dir"
@@ -153,7 +153,7 @@ def _new_folder(settings: ExportSettings) -> Iterator[tuple[Path, Path]]:
 
 def _export_embeddings(settings: ExportSettings, name: str | None) -> None:
     """Write the folder for sentence-transformers."""
-    from stepjepa.evaluation.sentence_transformer import write_sentence_transformer
+    from stepjepa.evaluation.sentence_transformer import check_readout, write_sentence_transformer
 
     reading = ReadingSettings(
         dtype=settings.dtype,
@@ -163,7 +163,7 @@ def _export_embeddings(settings: ExportSettings, name: str | None) -> None:
         system_prompt=settings.system_prompt,
         trust_remote_code=settings.trust_remote_code,
     )
-    reading.check(settings.model_path)
+    check_readout(reading.check(settings.model_path))
     with _new_folder(settings) as (folder, part):
         # Fitting a map runs the model on its records; else it is only loaded and saved.
         jepa = reading.load(settings.model_path, device="cpu" if settings.linear_map is None else None)
