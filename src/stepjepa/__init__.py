@@ -21,6 +21,7 @@ _NAMES = {
     "views.layouts": "ReadoutOptions layout",
     "views.sequences": "Pair Readout TokenSequence TokenizedRecord View hash_tokens main_sequence",
     "batch.collate": "Collator",
+    "batch.record_collator": "RecordCollator",
     "batch.dataset": "Prepared",
     "batch.micro_batch": "Batch BatchRecords",
     "batch.prepare": "prepare",
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from stepjepa.batch.micro_batch import Batch as Batch
     from stepjepa.batch.micro_batch import BatchRecords as BatchRecords
     from stepjepa.batch.prepare import prepare as prepare
+    from stepjepa.batch.record_collator import RecordCollator as RecordCollator
     from stepjepa.config.jepa import JepaConfig as JepaConfig
     from stepjepa.config.lora import LoraSettings as LoraSettings
     from stepjepa.config.run import RunConfig as RunConfig

@@ -16,12 +16,12 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.micro_batch import Batch
+from stepjepa.batch.record_collator import RecordCollator
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.batch_sizes import ANSWERED, EMBEDDED
 from stepjepa.config.jepa import JepaConfig, Pooling, Quantization
 from stepjepa.data.record import Record
-from stepjepa.data.records import as_records
 from stepjepa.models.architecture import attach_heads, base_model, evaluating, number_of_layers
 from stepjepa.models.encode import check_layer
 from stepjepa.models.generation import Generator
@@ -44,7 +44,7 @@ from stepjepa.objectives.view_embeddings import SideEmbeddings, ViewEmbeddings
 from stepjepa.store.prompts import common_system_prompt
 from stepjepa.store.record import RunRecord, record_of
 from stepjepa.views.layouts import LAYOUTS
-from stepjepa.views.sequences import Kind, SampledRecord
+from stepjepa.views.sequences import Kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -185,24 +185,14 @@ class Jepa(EmbedsByOtherNames):
             autocast=self._autocast,
         )
 
-    def collate(self, records: Iterable[Record | JsonObject], *, views: bool = True) -> Batch:
-        """Make a batch of records; fit for ``DataLoader(..., collate_fn=...)``.
+    @cached_property
+    def collate(self) -> RecordCollator:
+        """Makes a batch: ``jepa.collate(records, views=True)``, or ``DataLoader(..., collate_fn=jepa.collate)``.
 
-        Args:
-            records: records, or dicts with ``messages``.
-            views: include the sequences of views; False as in regular training.
-
-        Returns:
-            A batch on the CPU.
-
-        Raises:
-            UserError: a record is wrong, or too long for ``config.over_length``.
+        Records are ``Record`` or dicts with ``messages``; ``views=False`` makes a batch as in regular training. The
+        batch is on the CPU. ``UserError`` for a record that is wrong, or too long for ``config.over_length``.
         """
-        tokenized = self.record_tokenizer.tokenize_each([*as_records(records)])
-        return self.collator(
-            None if record is None else SampledRecord(record, views, (0, index))
-            for index, record in enumerate(tokenized)
-        )
+        return RecordCollator(self.record_tokenizer, self.collator)
 
     def counts(self, batches: Sequence[Batch]) -> dict[str, float]:
         """Return the denominators of the terms' means over the batches of an optimizer step, for ``counts`` of a loss.
