@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.costs import Costs
 from stepjepa.batch.mask import Kernel
 from stepjepa.batch.micro_batch import Batch, BatchRecords, segment_values
@@ -22,6 +23,9 @@ from stepjepa.views.sequences import Ids, Kind, Numbers, SampledRecord, TokenSeq
 
 Encoding = Literal["tree", "rows"]
 """``tree``: rows of prefix trees under a mask. ``rows``: one plain row for each sequence."""
+
+_SENT_LAYOUT = "sent_layout"
+"""Where a pickled collator has the function of its layout."""
 
 
 class Packing(TypedDict, total=False):
@@ -99,6 +103,14 @@ class Collator:
         ids = np.asarray(predictors, np.int32)
         of_objective = {"prompt_labels": prompt_labels, "whole_pairs": whole_pairs}
         return cls(str(config.layout), ids, reading, encoding, pad_id=pad_id, **of_objective, **packing)
+
+    def __getstate__(self) -> JsonObject:
+        """Send the layout along: a worker process that is spawned has not registered a layout of the user's own."""
+        return {**vars(self), _SENT_LAYOUT: LAYOUTS[self.layout]}
+
+    def __setstate__(self, state: JsonObject) -> None:
+        LAYOUTS.setdefault(state["layout"], state.pop(_SENT_LAYOUT))
+        vars(self).update(state)
 
     def sequences(self, sample: SampledRecord) -> list[TokenSequence]:
         """Return the sequences that the layout makes of one record.
