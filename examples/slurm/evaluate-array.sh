@@ -13,4 +13,5 @@ set -euo pipefail
 runs=("$1"/*/seed*/)
 run=${runs[$SLURM_ARRAY_TASK_ID]}
 
-srun stepjepa evaluate --model_path "$run" --test_file data/test.jsonl --output_file "$run/test.jsonl" --batch_size 64
+srun --cpus-per-task "$SLURM_CPUS_PER_TASK" stepjepa evaluate --model_path "$run" --test_file data/test.jsonl \
+    --output_file "$run/test.jsonl" --batch_size 64

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ def commands(script: Path) -> list[list[str]]:
     """What follows ``stepjepa`` on each line of a script."""
     text = re.sub(r"\\\n\s*", "", script.read_text(encoding="utf-8"))
     lines = [shlex.split(line) for line in text.splitlines() if re.search(r"^srun .*\bstepjepa\b", line)]
-    return [words[words.index("stepjepa") + 1 :] for words in lines]
+    return [[word for word in words[words.index("stepjepa") + 1 :] if word != "&"] for words in lines]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -42,6 +43,10 @@ def test_a_job_script(script: Path) -> None:
     assert text.startswith("#!/bin/bash\n")
     # Behind the first command SLURM reads no more of its settings.
     assert max(m.start() for m in re.finditer(r"^#SBATCH", text, re.MULTILINE)) < text.index("set -euo pipefail")
+    # Since SLURM 22.05, srun does not inherit the CPUs of a task.
+    assert re.findall(r"^srun .*", text, re.MULTILINE) == re.findall(
+        r'^srun --cpus-per-task "\$SLURM_CPUS_PER_TASK" .*', text, re.MULTILINE
+    )
     result = commands(script)
     assert len(result) == 1
     name, *flags = result[0]
@@ -49,6 +54,34 @@ def test_a_job_script(script: Path) -> None:
         parsed = parse(name, normalise(flags))
         if name == "train":
             assert (parsed.run.trainer["save_strategy"], parsed.run.resume_from_checkpoint) == ("steps", "auto")
+
+
+SRUN = """#!/bin/bash
+trap 'echo stopped; exit 9' TERM
+echo begun
+[ "$ENDS_WITH" = none ] || exit "$ENDS_WITH"
+sleep 60 & wait
+"""
+
+
+@pytest.mark.parametrize("name", ["one-node.sh", "several-nodes.sh"])
+@pytest.mark.parametrize("ends_with", ["none", "0", "3"])
+def test_a_job_whose_time_is_up_is_queued_again(name: str, ends_with: str, tmp_path: Path) -> None:
+    """SLURM does that by itself only for a failed node or a preemption; a run that fails is not run again."""
+    for program, text in (("srun", SRUN), ("scontrol", "#!/bin/bash\necho scontrol $*\n")):
+        (tmp_path / program).write_text(text, encoding="utf-8")
+        (tmp_path / program).chmod(0o755)
+    given = {"SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "a", "SLURM_JOB_NODELIST": "b[1-4]", "SLURM_NNODES": "4"}
+    given |= {"SLURM_CPUS_PER_TASK": "8", "ENDS_WITH": ends_with, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", str(ROOT / "examples" / "slurm" / name)]
+    with subprocess.Popen(command, env={**os.environ, **given}, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None and job.stdout.readline() == "begun\n"
+        if ends_with == "none":
+            job.send_signal(signal.SIGUSR1)
+        output = job.stdout.read().splitlines()
+    is_stopped = ends_with == "none"
+    assert output == (["stopped", "scontrol requeue 17"] if is_stopped else [])
+    assert is_stopped or job.returncode == int(ends_with)
 
 
 @pytest.mark.parametrize("file", ACCELERATE, ids=lambda path: path.name)

@@ -117,6 +117,15 @@ def test_what_can_not_be_copied_runs_rows(tiny_model: ModelFactory, monkeypatch:
     assert "no small copy of LlamaForCausalLM could be probed" in reason
 
 
+def test_a_model_that_is_being_built_is_probed(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy ran on the default device of the moment: meta, where the dry run of an adapter asks for the findings."""
+    monkeypatch.setattr(probe, "_findings", {})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(tiny_model("llama").config)
+        choice = choose_encoding(model, "auto")
+    assert choice.encoding == "tree", choice.reason
+
+
 def test_attention_without_a_mask_runs_rows(tiny_model: ModelFactory) -> None:
     model = tiny_model("llama")
     model.config._attn_implementation = "flash_attention_2"

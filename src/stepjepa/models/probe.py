@@ -94,7 +94,8 @@ def probe(model: PreTrainedModel) -> Findings:
         verbosity = logging.get_verbosity()
         logging.set_verbosity(logging.CRITICAL)  # transformers warns of small configurations
         try:
-            with torch.random.fork_rng(devices=[]):
+            # On the CPU also where the model is being built under another default device, such as meta.
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 torch.default_generator.manual_seed(0)
                 _findings[key] = _check(model)
         finally:
