@@ -58,12 +58,15 @@ MODELS = (
     Model("separate-infonce", "trained, ridge", "LM loss + InfoNCE, `separate`, ridge map"),
     Model("branched-infonce-k0", "trained", "LM loss + InfoNCE, `branched`, no predictor tokens"),
     Model("separate-infonce-k0", "trained", "LM loss + InfoNCE, `separate`, no predictor tokens"),
+    Model("separate-infonce-mean", "trained", "LM loss + InfoNCE, `separate`, means of texts"),
+    Model("separate-infonce-mean", "trained, ridge", "LM loss + InfoNCE, `separate`, means of texts, ridge map"),
 )
 VARIANTS = {
     "separate-infonce-0.05": "LM loss + InfoNCE of weight 0.05",
     "separate-infonce-0.2": "LM loss + InfoNCE of weight 0.2",
     "separate-infonce-0.5": "LM loss + InfoNCE of weight 0.5",
     "separate-infonce-1": "LM loss + InfoNCE of weight 1",
+    "separate-infonce-1-layer-15": "LM loss + InfoNCE of weight 1 in layer 15",
     "separate-infonce-1-middle": "LM loss + InfoNCE of weight 1 on means of layer 15",
     "separate-infonce-1-mean": "LM loss + InfoNCE of weight 1 on means of the last layer",
     "separate-vicreg": "LM loss + VICReg",
@@ -254,6 +257,11 @@ class Retrieval:
         """Write what predictor tokens add to InfoNCE beside the LM loss, in points; empty if no arm is without them."""
         return listed([f"{interval(test)} (`{layout}`)" for layout, test in self.tests_of_predictors(column).items()])
 
+    @property
+    def means(self) -> str:
+        """The arm that differs from ``separate`` in reading the mean of each text, without predictor tokens."""
+        return f"{self.joint['separate']}-mean"
+
     def choice(self, arm: str, method: str) -> str:
         """Return the readouts that were chosen, each once."""
         return "; ".join(f"`{readout}`" for readout in dict.fromkeys(of_model(self.rows, arm, method).choice))
@@ -311,7 +319,7 @@ class Retrieval:
         others = [
             (model.words, part)
             for model, part in models_with_runs(self.rows)
-            if model.method == "trained" and not model.short and model.arm not in self.joint.values()
+            if model.method == "trained" and not model.short and model.arm not in (*self.joint.values(), self.means)
         ]
         if not others:
             return ""

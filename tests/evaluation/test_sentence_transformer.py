@@ -213,6 +213,9 @@ def test_a_linear_map_is_in_the_folder(
     np.testing.assert_allclose(model.encode_query(TEXTS), queries, atol=1e-4)
     np.testing.assert_allclose(model.encode_document(TEXTS), documents, atol=1e-4)
     np.testing.assert_allclose(model.encode(TEXTS), documents, atol=1e-4)
+    np.testing.assert_allclose(model.encode(TEXTS, task="query"), queries, atol=1e-4)  # as LangChain calls it
+    model.save_pretrained(str(tmp_path / "saved"))
+    np.testing.assert_allclose(sentence_transformer(tmp_path / "saved").encode_query(TEXTS), queries, atol=1e-4)
     assert np.abs(jepa.embed(TEXTS, layer=fitted.place.layer, pooling=fitted.place.pooling) - queries).max() > 1e-2
     readme = (tmp_path / "st" / "README.md").read_text()
     assert "behind a linear map fitted on 31 records" in readme
