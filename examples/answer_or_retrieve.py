@@ -20,13 +20,14 @@ already it trains nothing; with a plainly trained one beside it, it makes text a
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from quickstart import paste
-from shown import TINY, command, new_folder, parser
+from shown import TINY, command, new_folder, parser, user_errors
 from sklearn.decomposition import PCA
 
 from stepjepa import Jepa, Record, read_records
@@ -122,25 +123,41 @@ def run(folder: Path, *, tiny: bool = False) -> str:
     return text
 
 
-if __name__ == "__main__":
-    words = parser(__doc__, "answer-or-retrieve")
+def show_trained(args: argparse.Namespace) -> None:
+    """Show what a trained model answers and finds; write the document and the picture that are asked for."""
+    trained, records = Jepa.from_pretrained(args.model_path), read_records(args.test_file)
+    text = show(trained, read_records(args.known_file), records)
+    print(text)
+    if args.paste:
+        paste(args.paste, "answer or retrieve", text)
+    if args.picture:
+        plain = Jepa.from_pretrained(args.plain_path)
+        draw({"plain training": plain, "with InfoNCE": trained}, records[:JUDGED], args.picture)
+
+
+def read_arguments(words: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line; arguments that have no effect, or lack another one, are an error."""
     words.add_argument("--model_path", type=Path, help="a run folder, instead of training one")
     words.add_argument("--known_file", type=Path, help="the records whose answers are known, for --model_path")
     words.add_argument("--test_file", type=Path, help="the records that are asked, for --model_path")
     words.add_argument("--plain_path", type=Path, help="a run folder of plain training, for --picture")
-    words.add_argument("--picture", type=Path, help="a picture of both models to write")
+    words.add_argument("--picture", type=Path, help="a picture of both models to write, for --model_path")
     words.add_argument("--paste", type=Path, help="a document that gets what is shown, between its marks for it")
     args = words.parse_args()
-    if args.model_path is None:
-        run(new_folder("answer-or-retrieve", args.output_dir), tiny=args.tiny)
-    elif args.known_file is None or args.test_file is None:
+    of_model = [args.known_file, args.test_file, args.plain_path, args.picture, args.paste]
+    if args.model_path is None and any(of_model):
+        words.error("files, pictures and documents need --model_path")
+    if args.model_path is not None and not (args.known_file and args.test_file):
         words.error("--model_path needs --known_file and --test_file")
-    else:
-        trained, records = Jepa.from_pretrained(args.model_path), read_records(args.test_file)
-        text = show(trained, read_records(args.known_file), records)
-        print(text)
-        if args.paste:
-            paste(args.paste, "answer or retrieve", text)
-        if args.picture and args.plain_path:
-            plain = Jepa.from_pretrained(args.plain_path)
-            draw({"plain training": plain, "with InfoNCE": trained}, records[:JUDGED], args.picture)
+    if (args.picture is None) != (args.plain_path is None):
+        words.error("--picture and --plain_path need each other")
+    return args
+
+
+if __name__ == "__main__":
+    args = read_arguments(parser(__doc__, "answer-or-retrieve"))
+    with user_errors():
+        if args.model_path is None:
+            run(new_folder("answer-or-retrieve", args.output_dir), tiny=args.tiny)
+        else:
+            show_trained(args)

@@ -18,9 +18,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from shown import TINY, arguments, command
-
-from stepjepa.base.files import write_jsonl
+from shown import TINY, arguments, command, write_jsonl
 
 
 def responses(count: int, seed: int = 82) -> Iterator[dict[str, str]]:

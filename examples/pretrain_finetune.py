@@ -17,9 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from shown import TINY, arguments, command
-
-from stepjepa.base.files import write_jsonl
+from shown import TINY, arguments, command, write_jsonl
 
 THINGS = ("story", "acting", "music", "ending", "dialogue", "camera work", "cast", "humour", "pace", "whole film")
 

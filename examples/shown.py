@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
+from stepjepa import UserError
 from stepjepa.cli.main import main
 
 TINY = "--max_steps 2 --batch_size 4 --warmup_steps 0 --logging_steps 1"
@@ -50,6 +52,21 @@ def arguments(text: str | None, name: str) -> argparse.Namespace:
     args = parser(text, name).parse_args()
     args.output_dir = new_folder(name, args.output_dir)
     return args
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write one JSON object a line; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """End with one line, instead of a traceback, for an error that the user can correct."""
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"error: {error}")
 
 
 def use_free_cores() -> None:

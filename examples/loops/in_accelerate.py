@@ -10,7 +10,7 @@ from itertools import chain, islice, repeat
 
 import torch
 from accelerate import Accelerator
-from loop_arguments import LoopArguments, read_arguments, train_texts
+from loop_arguments import LoopArguments, run, train_texts
 from torch.utils.data import DataLoader
 
 from stepjepa import Jepa, JepaConfig, load_model
@@ -49,4 +49,4 @@ def train(args: LoopArguments) -> list[float]:
 
 
 if __name__ == "__main__":
-    train(read_arguments(__doc__))
+    run(train, __doc__)

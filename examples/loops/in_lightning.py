@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from loop_arguments import LoopArguments, read_arguments, train_texts
+from loop_arguments import LoopArguments, run, train_texts
 from torch.utils.data import DataLoader
 
 from stepjepa import Jepa, JepaConfig, load_model
@@ -41,4 +41,4 @@ def train(args: LoopArguments) -> list[float]:
 
 
 if __name__ == "__main__":
-    train(read_arguments(__doc__))
+    run(train, __doc__)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from loop_arguments import LoopArguments, read_arguments, train_texts
+from loop_arguments import LoopArguments, run, train_texts
 from trl import SFTConfig, SFTTrainer
 
 from stepjepa import Jepa, JepaConfig, load_model
@@ -60,4 +60,4 @@ def train(args: LoopArguments) -> list[float]:
 
 
 if __name__ == "__main__":
-    train(read_arguments(__doc__))
+    run(train, __doc__)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepjepa import read_records
+from stepjepa import UserError, read_records
 
 
 @dataclass
@@ -29,6 +31,8 @@ def read_arguments(text: str | None) -> LoopArguments:
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps (100)")
     parser.add_argument("--output_dir", type=Path, required=True, help="gets the model; must not be there yet")
     args = parser.parse_args()
+    if args.steps < 1:
+        parser.error(f"--steps: expected 1 or more, got {args.steps}")
     if args.output_dir.exists():
         parser.error(f"{args.output_dir} already exists; name another --output_dir, or remove it")
     return LoopArguments(read_records(args.train_file), args.model_name, args.steps, args.output_dir)
@@ -37,3 +41,11 @@ def read_arguments(text: str | None) -> LoopArguments:
 def train_texts(args: LoopArguments) -> list[str]:
     """Return the texts of the records, from which a preset learns its tokenizer."""
     return [message["content"] for record in args.records for message in record.messages]
+
+
+def run(train: Callable[[LoopArguments], object], text: str | None) -> None:
+    """Run a loop with the command line; what a user can correct ends it with one line instead of a traceback."""
+    try:
+        train(read_arguments(text))
+    except UserError as error:
+        sys.exit(f"error: {error}")

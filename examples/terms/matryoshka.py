@@ -11,13 +11,14 @@
 """
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from stepjepa import Batch, Context, Encoded, InfoNCE, Jepa, Term, equal_partners, read_records, term
+from stepjepa import Batch, Context, Encoded, InfoNCE, Jepa, Term, UserError, equal_partners, read_records, term
 
 
 @term("matryoshka_loss", "Matryoshka InfoNCE")
@@ -54,7 +55,10 @@ class MatryoshkaInfoNCE(Term):
 def hits_by_width(jepa: Jepa, file: str, dims: Sequence[int]) -> Iterator[tuple[int, float]]:
     """Yield each width, and the share of sources whose nearest target, of all in the file, is equal to their own."""
     pairs = jepa.embed_pairs(read_records(file))
+    width = pairs.source.shape[1]
     for dim in dims:
+        if not 0 < dim <= width:
+            raise UserError(f"dims: expected widths from 1 to {width}, got {dim}")
         sides = pairs.source[:, :dim], pairs.target[:, :dim]
         source, target = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
         nearest = (source @ target.T).argmax(axis=1)
@@ -67,5 +71,8 @@ if __name__ == "__main__":
     parser.add_argument("file")
     parser.add_argument("dims", type=int, nargs="+")
     args = parser.parse_args()
-    for dim, share in hits_by_width(Jepa.from_pretrained(args.run), args.file, args.dims):
-        print(f"{dim:5} dimensions: {100 * share:.1f} %")
+    try:
+        for dim, share in hits_by_width(Jepa.from_pretrained(args.run), args.file, args.dims):
+            print(f"{dim:5} dimensions: {100 * share:.1f} %")
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -172,6 +172,28 @@ def test_a_command_that_fails_ends_the_example(load: Load, capsys: pytest.Captur
     command("report nowhere", expected=2)
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--picture a.png", "files, pictures and documents need --model_path"),
+        ("--model_path a --known_file b", "--model_path needs --known_file and --test_file"),
+        ("--model_path a --known_file b --test_file c --picture d", "--picture and --plain_path need each other"),
+    ],
+)
+def test_arguments_without_effect_are_refused(
+    flags: str, words: str, load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["answer_or_retrieve.py", *flags.split()])
+    with pytest.raises(SystemExit, match="2"):
+        load("answer_or_retrieve").read_arguments(load("shown").parser("Help.", "a"))
+    assert words in capsys.readouterr().err
+
+
+def test_an_error_of_the_user_is_one_line(load: Load) -> None:
+    with pytest.raises(SystemExit, match=r"^error: nowhere\.jsonl: no such data file"), load("shown").user_errors():
+        read_records("nowhere.jsonl")
+
+
 def test_nothing_is_overwritten(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new_folder = load("shown").new_folder
     with pytest.raises(SystemExit, match="already exists; name another --output_dir"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,32 @@ def test_without_pairs_the_loss_is_that_of_trl(records: list[Any], tmp_path: Pat
     trainer = SFTTrainer(model, settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(own, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--train_file", "nowhere.jsonl"], "error: nowhere.jsonl: no such data file; check the path"),
+        (["--train_file", "data.jsonl", "--model_name", "nowhere"], "error: can't load a tokenizer from 'nowhere'"),
+        (["--train_file", "data.jsonl", "--steps", "0"], "error: --steps: expected 1 or more, got 0"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    flags: list[str],
+    words: str,
+    records: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(LOOPS))
+    monkeypatch.chdir(tmp_path)
+    loop, loop_arguments = importlib.import_module("plain_pytorch"), importlib.import_module("loop_arguments")
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": list(record.messages)} for record in records])
+    monkeypatch.setattr(sys, "argv", ["plain_pytorch.py", *flags, "--output_dir", "model"])
+    with pytest.raises(SystemExit) as ended:
+        loop_arguments.run(loop.train, loop.__doc__)
+    assert words in f"{ended.value.code}\n{capsys.readouterr().err}"
 
 
 TWO = """

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import tiny
 from slow_trees import random_records
-from stepjepa import Jepa, JepaConfig
+from stepjepa import Jepa, JepaConfig, UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.costs import Costs
@@ -286,6 +286,9 @@ def test_matryoshka_from_the_command_line(
     jepa = Jepa.from_pretrained(tmp_path / "run")
     shares = dict(sys.modules["matryoshka"].hits_by_width(jepa, tmp_path / "train.jsonl", [5, 11]))
     assert all(0 <= share <= 1 for share in shares.values()) and list(shares) == [5, 11]
+    # NumPy cuts at the width without a word.
+    with pytest.raises(UserError, match=r"dims: expected widths from 1 to \d+, got 9999"):
+        dict(sys.modules["matryoshka"].hits_by_width(jepa, tmp_path / "train.jsonl", [5, 9999]))
 
 
 @pytest.mark.sample(1)
