@@ -15,7 +15,7 @@ GROUPS = {
     "Views and layouts": ("views",),
     "Batches": ("batch",),
     "Models": ("models",),
-    "Runs": ("running", "evaluation"),
+    "Runs": ("running", "evaluation", "store"),
     "Settings": ("config",),
     "Objectives": ("objectives",),
     "Training": ("training",),

@@ -16,6 +16,7 @@ _NAMES = {
     "config.lora": "LoraSettings",
     "config.run": "RunConfig",
     "base.errors": "UserError",
+    "data.bad_records": "BadRecords",
     "data.record": "Record",
     "data.sources": "read_records",
     "views.layouts": "ReadoutOptions layout",
@@ -38,11 +39,13 @@ _NAMES = {
     "objectives.text": "LMLoss PromptLoss SemanticTube",
     "objectives.embedding": "Embedder",
     "objectives.index": "Hit TextIndex",
+    "objectives.inputs": "EmbedOptions",
     "objectives.jepa": "Jepa JepaLoss",
     "objectives.linear_map": "FittedMap",
     "objectives.pair_embedding": "PairEmbedder",
     "objectives.setup": "set_up",
     "objectives.view_embeddings": "ReadoutPlace SideEmbeddings ViewEmbeddings",
+    "store.record": "RunRecord",
     "training.trainer": "JepaTrainer",
     "evaluation.linear_map": "fit_linear_map",
     "evaluation.run": "evaluate",
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
     from stepjepa.config.jepa import JepaConfig as JepaConfig
     from stepjepa.config.lora import LoraSettings as LoraSettings
     from stepjepa.config.run import RunConfig as RunConfig
+    from stepjepa.data.bad_records import BadRecords as BadRecords
     from stepjepa.data.record import Record as Record
     from stepjepa.data.sources import read_records as read_records
     from stepjepa.evaluation.linear_map import fit_linear_map as fit_linear_map
@@ -92,6 +96,7 @@ if TYPE_CHECKING:
     from stepjepa.objectives.embedding import Embedder as Embedder
     from stepjepa.objectives.index import Hit as Hit
     from stepjepa.objectives.index import TextIndex as TextIndex
+    from stepjepa.objectives.inputs import EmbedOptions as EmbedOptions
     from stepjepa.objectives.jepa import Jepa as Jepa
     from stepjepa.objectives.jepa import JepaLoss as JepaLoss
     from stepjepa.objectives.linear_map import FittedMap as FittedMap
@@ -113,6 +118,7 @@ if TYPE_CHECKING:
     from stepjepa.objectives.view_embeddings import ViewEmbeddings as ViewEmbeddings
     from stepjepa.running.run import Run as Run
     from stepjepa.running.run import run as run
+    from stepjepa.store.record import RunRecord as RunRecord
     from stepjepa.study.comparison import Comparison as Comparison
     from stepjepa.study.comparison import compare as compare
     from stepjepa.training.trainer import JepaTrainer as JepaTrainer

@@ -1,6 +1,7 @@
 """The command line: quick, one-line errors with exit code 2, nothing written or lost."""
 
 import ast
+import functools
 import inspect
 import json
 import re
@@ -209,9 +210,12 @@ def test_classes_that_the_python_api_returns_are_part_of_it() -> None:
     public = [getattr(stepjepa, name) for name in stepjepa.__all__]
     functions = [each for each in public if inspect.isfunction(each)]
     for owner in (stepjepa.Jepa, stepjepa.Run, stepjepa.TextIndex):
-        functions += [each for name, each in vars(owner).items() if inspect.isfunction(each) and name[0] != "_"]
+        members = [each for name, each in vars(owner).items() if name[0] != "_"]
+        functions += [each for each in members if inspect.isfunction(each)]
+        functions += [each.fget for each in members if isinstance(each, property)]
+        functions += [each.func for each in members if isinstance(each, functools.cached_property)]
     returned = {name for each in functions for name in re.findall(r"\w+", str(each.__annotations__["return"]))}
-    assert {"Batch", "Comparison", "Losses"} <= returned
+    assert {"RecordCollator", "Comparison", "Losses"} <= returned
     modules = [module for name, module in sys.modules.items() if name.startswith("stepjepa.")]
     values = [item for module in modules for item in vars(module).items()]
     ours = {name for name, each in values if isinstance(each, type) and each.__module__.startswith("stepjepa.")}

@@ -147,25 +147,57 @@ class Results:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Contents of ``run.json``."""
+    """Contents of ``run.json``.
 
-    status: str | None = None  # running, finished, interrupted or failed
-    error: str | None = omitted_if_none()  # of a run that failed
-    command: list[str] | None = None  # as it was typed; None for a run from Python
-    arguments: list[str] | None = None  # the same with configuration files expanded, without flags of a single launch
-    directory: str | None = None  # relative paths in ``arguments`` start from it
+    Attributes:
+        status: ``running``, ``finished``, ``interrupted`` or ``failed``.
+        error: of a run that failed.
+        command: as it was typed; None for a run from Python.
+        arguments: the same with configuration files expanded, without flags of a single launch.
+        directory: relative paths in ``arguments`` start from it.
+        model: the folder or hub id that was trained.
+        model_fingerprint: hash of the files of a folder, or commit of a hub id.
+        machine: the machine of the first launch.
+        versions: of stepjepa and of the libraries that it runs on, in the first launch.
+        jepa: ``JepaConfig.to_dict``, of the version that trained.
+        objective: terms that were passed in Python instead of those of ``jepa``.
+        loaded: dtype, template and attention of the loaded model.
+        encoding: ``used``, ``tree`` or ``rows``, and ``because``, the reason.
+        lora: settings of the adapter; None without one.
+        training: ``transformers.TrainingArguments``.
+        order: the order of the records.
+        data: by part, the file of records: train and eval, or data, which is split.
+        system_prompts: the most frequent ones; None stands for records without one.
+        counts: records and pairs that were trained, and those that were left out.
+        eval_counts: the same of the held-out records.
+        tokens: number of tokens by kind.
+        template: facts about the chat template, and the parts of the records that it does not render.
+        parameters: number of parameters, and of those that are trained.
+        same_flop: with ``same_flop``, the steps that use the FLOPs of a regular run.
+        fingerprints: hashes of the data and of what determines the results.
+        launches: the launches of the run, resumed ones included.
+        results: of a finished run.
+        exported_from: the run or checkpoint folder that was exported.
+        other: fields that this version does not know.
+    """
+
+    status: str | None = None
+    error: str | None = omitted_if_none()
+    command: list[str] | None = None
+    arguments: list[str] | None = None
+    directory: str | None = None
     model: str | None = None
-    model_fingerprint: str | None = None  # hash of the files of a folder, or commit of a hub id
+    model_fingerprint: str | None = None
     machine: JsonObject = field(default_factory=dict)
     versions: JsonObject = field(default_factory=dict)
-    jepa: JsonObject | None = None  # ``JepaConfig.to_dict``, of the version that trained
-    objective: JsonObject | None = omitted_if_none()  # terms passed in Python instead of those of ``jepa``
-    loaded: JsonObject = field(default_factory=dict)  # how the model was loaded: dtype, template, attention
+    jepa: JsonObject | None = None
+    objective: JsonObject | None = omitted_if_none()
+    loaded: JsonObject = field(default_factory=dict)
     encoding: JsonObject | None = None
     lora: Lora | None = None
     training: Training | None = None
     order: Order | None = None
-    data: dict[str, Source | None] = field(default_factory=dict)  # by part: train and eval, or data, which is split
+    data: dict[str, Source | None] = field(default_factory=dict)
     system_prompts: list[str | None] | None = None
     counts: JsonObject | None = None
     eval_counts: JsonObject | None = None
@@ -176,7 +208,7 @@ class RunRecord:
     fingerprints: Fingerprints | None = None
     launches: list[Launch] = field(default_factory=list)
     results: Results | None = None
-    exported_from: str | None = omitted_if_none()  # the run or checkpoint folder that was exported
+    exported_from: str | None = omitted_if_none()
     other: JsonObject = unknown_fields()
 
     def finished(self, results: Results) -> "RunRecord":
