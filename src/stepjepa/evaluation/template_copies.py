@@ -23,12 +23,13 @@ class TemplateCopies:
         tokenizer: gets the copies as special tokens.
 
     Attributes:
+        tokenizer: the same.
         names: id of a token -> its copy.
         originals: id of a copy -> id of its token.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.names: dict[int, str] = {}
         self.originals: dict[int, int] = {}
 
@@ -38,21 +39,26 @@ class TemplateCopies:
         for token in dict.fromkeys(ids):
             if token not in self.names:
                 self.names[token] = name = f"<|template_{token}|>"
-                self._tokenizer.add_tokens([AddedToken(name, normalized=False, special=True)], special_tokens=True)
-                self.originals[self._tokenizer.convert_tokens_to_ids(name)] = token
+                self.tokenizer.add_tokens([AddedToken(name, normalized=False, special=True)], special_tokens=True)
+                self.originals[self.tokenizer.convert_tokens_to_ids(name)] = token
         return "".join(self.names[token] for token in ids)
 
     def weights(self) -> TokenWeights:
         """Return the weights of all tokens in a mean."""
-        tokens = self._tokenizer.convert_ids_to_tokens(range(len(self._tokenizer)))
+        tokens = self.tokenizer.convert_ids_to_tokens(range(self._size))
         return TokenWeights([token or "" for token in tokens], dict.fromkeys(self.names.values(), 0.0))
+
+    @property
+    def _size(self) -> int:
+        """The highest id and one; a vocabulary may have ids that no token has, and then fewer tokens than ids."""
+        return 1 + max(int(token) for token in self.tokenizer.get_vocab().values())
 
     @contextmanager
     def rows_of(self, decoder: Any) -> Iterator[None]:
         """Give the input embeddings of a decoder the rows of the copies, while it is saved."""
         embedding, size = decoder.get_input_embeddings(), decoder.config.vocab_size
         rows = embedding.weight
-        extended = rows.detach().new_zeros(max(len(rows), len(self._tokenizer)), rows.shape[1])
+        extended = rows.detach().new_zeros(max(len(rows), self._size), rows.shape[1])
         extended[: len(rows)] = rows.detach()
         extended[[*self.originals]] = rows.detach()[[*self.originals.values()]]
         embedding.weight, decoder.config.vocab_size = Parameter(extended, requires_grad=False), len(extended)
