@@ -15,7 +15,7 @@ from stepjepa.cli.commands import parse
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import RunConfig
 from stepjepa.running.finished import SHARED_WITH_EVALUATION, finished_json, last_lines, next_command
-from stepjepa.running.first_screen import adapter_rate, first_screen
+from stepjepa.running.first_screen import adapter_rate, first_screen, random_weights_rate
 from stepjepa.running.metrics_plot import draw_metrics
 from stepjepa.store.record import Results, RunRecord
 from stepjepa.training.callbacks import LogCallback, console_line
@@ -71,6 +71,14 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
 )
 def test_an_adapter_at_the_rate_of_full_fine_tuning_is_noted(flags: list[str], told: str | None) -> None:
     assert adapter_rate(arguments("runs/a", *flags)) == told
+
+
+@pytest.mark.parametrize("flags", [["--model_name", "preset:tiny"], ["--model_name", "M", "--pretrain"]], ids=str)
+def test_random_weights_at_the_rate_of_trained_ones_are_noted(flags: list[str]) -> None:
+    told = "2e-05 is the rate of trained weights; random ones mostly want `learning_rate 2e-3`"
+    assert random_weights_rate(arguments("runs/a", *flags)) == told
+    assert random_weights_rate(arguments("runs/a", *flags, "--learning_rate", "2e-3")) is None
+    assert random_weights_rate(arguments("runs/a", "--model_name", "M")) is None
 
 
 @pytest.mark.parametrize(("name", "kind"), [("minicpm3", "MiniCPM3ForCausalLM"), ("bert", "BertLMHeadModel")])

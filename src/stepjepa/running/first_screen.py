@@ -41,6 +41,14 @@ def adapter_rate(run: RunConfig) -> str | None:
     return f"{run.learning_rate:g} is the rate of full fine-tuning; adapters mostly want `learning_rate 2e-4`"
 
 
+def random_weights_rate(run: RunConfig) -> str | None:
+    """Return a note on random weights that are trained at the default learning rate, at which they hardly move."""
+    random = run.pretrain or str(run.model_name).startswith("preset:")
+    if not random or run.learning_rate != RunConfig.learning_rate:
+        return None
+    return f"{run.learning_rate:g} is the rate of trained weights; random ones mostly want `learning_rate 2e-3`"
+
+
 class _Planned(TrainerInterface, Protocol):
     """The attributes of a ``JepaTrainer`` that the first screen shows, beyond those for callbacks."""
 
@@ -78,6 +86,7 @@ def first_screen(
         "objective": _words(objective),
         "loss": COSINE_COLLAPSES if collapses(config) else None,
         "adapter": adapter_rate(run),
+        "random weights": random_weights_rate(run),
         "router loss": describe_router(config, trainer.model),
         "frozen": describe_unreached(trainer.model),
         "encoding": f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None,
