@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from stepjepa.objectives.jepa import Jepa
     from stepjepa.views.sequences import Kind
 
+LAYER = "index of hidden_states to read; -1: the last one (that of training)"
+POOLING = "read one token or the mean of several (that of training)"
+LINEAR_MAP = "embed behind a linear map, fitted on the pairs of this file by ridge regression; the model is not trained"
+"""Help texts of options that several commands have."""
+
 
 @dataclass
 class ReadingSettings:
@@ -26,13 +31,9 @@ class ReadingSettings:
 
     batch_size: int = option(EMBEDDED, "texts at a time", allowed=FROM_ONE)
     dtype: Dtype = option("auto", "dtype of the weights")
-    layer: int | None = option(None, "index of hidden_states to read; -1: the last one (that of training)")
-    pooling: Pooling | None = option(None, "read one token or the mean of several (that of training)")
-    linear_map: str | None = option(
-        None,
-        "embed behind a linear map, fitted on the pairs of this file by ridge regression; the model is not trained",
-        metavar="FILE",
-    )
+    layer: int | None = option(None, LAYER)
+    pooling: Pooling | None = option(None, POOLING)
+    linear_map: str | None = option(None, LINEAR_MAP, metavar="FILE")
     max_length: int | None = option(None, "most tokens of a text (that of training)", allowed=FROM_ONE)
     system_prompt: str | None = option(
         None,

@@ -17,7 +17,7 @@ from stepjepa.base.terminal import note
 from stepjepa.config.jepa import Dtype, Pooling
 from stepjepa.config.option import check_effects, option
 from stepjepa.data.sources import read_records
-from stepjepa.evaluation.model_reading import ReadingSettings
+from stepjepa.evaluation.model_reading import LAYER, LINEAR_MAP, POOLING, ReadingSettings
 from stepjepa.store.folder import CARD_FILE, PART, checksum_fault, open_run_folder
 from stepjepa.store.prompts import prompts_file
 from stepjepa.store.record import RunRecord, record_of, write_record
@@ -48,18 +48,9 @@ class ExportSettings:
         metavar="TEXT",
         only_with="embeddings",
     )
-    layer: int | None = option(
-        None, "index of hidden_states to read; -1: the last one (that of training)", only_with="embeddings"
-    )
-    pooling: Pooling | None = option(
-        None, "read one token or the mean of several (that of training)", only_with="embeddings"
-    )
-    linear_map: str | None = option(
-        None,
-        "embed behind a linear map, fitted on the pairs of this file by ridge regression; the model is not trained",
-        metavar="FILE",
-        only_with="embeddings",
-    )
+    layer: int | None = option(None, LAYER, only_with="embeddings")
+    pooling: Pooling | None = option(None, POOLING, only_with="embeddings")
+    linear_map: str | None = option(None, LINEAR_MAP, metavar="FILE", only_with="embeddings")
     dtype: Dtype = option("auto", "dtype of the weights", only_with="output_dir")
     trust_remote_code: bool = option(False, "run code that comes with the model", only_with="output_dir")
     push_to_hub: str | None = option(None, "upload to this hub repository, created if missing", metavar="ID")

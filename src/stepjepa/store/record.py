@@ -151,14 +151,14 @@ class RunRecord:
 
     Attributes:
         status: ``running``, ``finished``, ``interrupted`` or ``failed``.
-        error: of a run that failed.
+        error: the error that ended a failed run.
         command: as it was typed; None for a run from Python.
         arguments: the same with configuration files expanded, without flags of a single launch.
         directory: relative paths in ``arguments`` start from it.
         model: the folder or hub id that was trained.
         model_fingerprint: hash of the files of a folder, or commit of a hub id.
-        machine: the machine of the first launch.
-        versions: of stepjepa and of the libraries that it runs on, in the first launch.
+        machine: hardware and threads.
+        versions: of stepjepa and of the libraries that it runs on.
         jepa: ``JepaConfig.to_dict``, of the version that trained.
         objective: terms that were passed in Python instead of those of ``jepa``.
         loaded: dtype, template and attention of the loaded model.
@@ -168,13 +168,13 @@ class RunRecord:
         order: the order of the records.
         data: by part, the file of records: train and eval, or data, which is split.
         system_prompts: the most frequent ones; None stands for records without one.
-        counts: records and pairs that were trained, and those that were left out.
-        eval_counts: the same of the held-out records.
+        counts: numbers of training records, turns and pairs, and of those that are skipped.
+        eval_counts: the same numbers of the held-out records.
         tokens: number of tokens by kind.
         template: facts about the chat template, and the parts of the records that it does not render.
         parameters: number of parameters, and of those that are trained.
         same_flop: with ``same_flop``, the steps that use the FLOPs of a regular run.
-        fingerprints: hashes of the data and of what determines the results.
+        fingerprints: hashes of the tokenised records and of the base weights.
         launches: the launches of the run, resumed ones included.
         results: of a finished run.
         exported_from: the run or checkpoint folder that was exported.
