@@ -23,6 +23,7 @@ from stepjepa.data.record import Record
 from stepjepa.models.architecture import evaluating, hidden_size
 from stepjepa.models.encode import encode
 from stepjepa.models.encoded import Encoded, pool_readouts
+from stepjepa.models.first_layers import running_up_to
 from stepjepa.objectives.view_embeddings import ReadoutPlace, SideEmbeddings, ViewEmbeddings
 from stepjepa.views.layouts import changes_text
 from stepjepa.views.sequences import Kind, Numbers, Readout, SampledRecord, TokenizedRecord, TokenSequence
@@ -234,30 +235,35 @@ class ViewReader:
         """Compute the embeddings ``[places, U, D]`` of sequences at their readouts; UserError if one is not finite."""
 
         def views(encoded: Encoded) -> dict[str, Tensor]:
-            return {"views": torch.stack([self._pooled(encoded, place) for place in places])}
+            read = zip(layers, places, strict=True)
+            return {"views": torch.stack([self._pooled(encoded, layer, place.pooling) for layer, place in read])}
 
         vectors = np.empty((len(places), len(collator.laid_out), hidden_size(self.model)), np.float32)
         record = TokenizedRecord(np.empty(0, np.int32), np.empty(0, np.int32))
         trees = collator
         # Plain rows of similar lengths in one pass: short sequences gain more by it than by a shared beginning.
         rows = replace(collator, encoding="rows", one_pass=True)
-        with torch.no_grad(), evaluating(self.model), naming_batch_size(self.batch_size):
+        with (
+            torch.no_grad(),
+            evaluating(self.model),
+            running_up_to(self.model, [place.layer for place in places]) as layers,
+            naming_batch_size(self.batch_size),
+        ):
             groups = micro_batches(collator.laid_out, self.batch_size)
             for group in tqdm(groups, f"embed, {self.batch_size} at a time", disable=None, leave=None):
                 collate = trees if group.shares else rows
                 samples = (SampledRecord(record, rng_key=(0, number)) for number in group.indices)
                 batch = collate(samples).to(self.model.device)
-                layers = [place.layer for place in places]
                 states = encode(self.model, batch, views, layer=layers[0], layers=layers)["views"]
                 vectors[:, group.indices] = states.float().cpu().numpy()
         if not np.isfinite(vectors).all():
             raise UserError("some embeddings are not finite; the model's numbers overflow: try `dtype float32`")
         return vectors
 
-    def _pooled(self, encoded: Encoded, place: ReadoutPlace) -> Tensor:
+    def _pooled(self, encoded: Encoded, layer: int, pooling: str) -> Tensor:
         """Return the embeddings ``[R, D]`` of a micro-batch at one place."""
-        states = encoded.states[place.layer]
-        if place.pooling == "last" and self.config.pooling == "mean":
+        states = encoded.states[layer]
+        if pooling == "last" and self.config.pooling == "mean":
             return states[encoded.batch.readouts("source").last]
         return pool_readouts(states, encoded.batch, "source")
 
