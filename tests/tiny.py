@@ -87,6 +87,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "bert",
         {**_THIRTY, "is_decoder": True, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
     ),
+    # AutoModel loads a model around the decoder.
+    "opt": (
+        "opt",
+        {"hidden_size": 36, "word_embed_proj_dim": 36, "ffn_dim": 28, "num_hidden_layers": 2, "num_attention_heads": 3}
+        | {"max_position_embeddings": 509},
+    ),
     "mamba": ("mamba", {"hidden_size": 14, "num_hidden_layers": 2, "state_size": 5, "time_step_rank": 3}),
     "lfm2": ("lfm2", _THIRTY | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
 }

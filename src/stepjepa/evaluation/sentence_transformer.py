@@ -21,6 +21,7 @@ from stepjepa.evaluation.sentence_transformer_card import Card
 from stepjepa.evaluation.sentence_transformer_modules import ReadoutModules
 from stepjepa.evaluation.template_copies import TemplateCopies
 from stepjepa.models.architecture import find_decoder, number_of_layers
+from stepjepa.models.decoder_alone import DecoderAlone, loadable, with_first_layers
 from stepjepa.objectives.embedding import Embedder
 from stepjepa.objectives.inputs import EmbedOptions, Text
 from stepjepa.views.sequences import Kind, SampledRecord, TokenSequence
@@ -92,6 +93,10 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str, **opti
         config = jepa.pair_embedder(layer=place[0], pooling=place[1]).reader.config
         check_readout(config)
         embedders = {task: jepa.embedder(side, **options) for task, side in _TASKS.items()}
+    try:
+        loadable(jepa.model)
+    except ValueError as error:
+        raise _refused(str(error)) from None
     tokenizer: Any = copy.deepcopy(jepa.tokenizer)
     copies = TemplateCopies(tokenizer) if config.pooling == "mean" else None
     written = {task: _written(embedder) for task, embedder in embedders.items()}
@@ -112,13 +117,14 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str, **opti
     decoder: Any = find_decoder(jepa.model)
     length = int(getattr(decoder.config, "max_position_embeddings", None) or tokenizer.model_max_length)
     tokenizer.model_max_length = min(length, tokenizer.model_max_length)
-    with nullcontext() if copies is None else copies.rows_of(decoder):
-        decoder.save_pretrained(path)
-    tokenizer.save_pretrained(path)
     last = config.jepa_layer in (-1, number_of_layers(jepa.model))
+    with nullcontext() if copies is None else copies.rows_of(decoder):
+        read = with_first_layers(jepa.model, config.jepa_layer)
+        read.decoder.save_pretrained(path)
+    tokenizer.save_pretrained(path)
     modules = ReadoutModules(
         decoder.config.hidden_size,
-        None if last else config.jepa_layer,
+        None if last else read.layer,
         None if copies is None else copies.weights(),
         None if fitted is None else fitted.linear_map,
     )
@@ -126,7 +132,7 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str, **opti
     facts = Card(
         name=name,
         model=_trained_as(jepa),
-        readout=_readout(config, last=last, fitted=fitted),
+        readout=_readout(config, None if last else read, number_of_layers(jepa.model), fitted),
         query=_shown(written["query"]),
         document=_shown(written["document"]),
         length=tokenizer.model_max_length,
@@ -146,10 +152,14 @@ def _trained_as(jepa: Jepa) -> str:
     )
 
 
-def _readout(config: JepaConfig, *, last: bool, fitted: FittedMap | None) -> str:
+def _readout(config: JepaConfig, read: DecoderAlone | None, layers: int, fitted: FittedMap | None) -> str:
     tokens = "mean of a text's tokens" if config.pooling == "mean" else "last token"
     behind = "" if fitted is None else f", behind a linear map fitted on {counted(fitted.records, 'record')}"
-    return f"the {tokens} at {'the last layer' if last else f'layer {config.jepa_layer}'}{behind}"
+    if read is None:
+        return f"the {tokens} at the last layer{behind}"
+    here = number_of_layers(read.decoder)
+    enough = "" if here == layers else f" (this folder has the {here} layers of {layers} that it needs)"
+    return f"the {tokens} at layer {read.layer}{enough}{behind}"
 
 
 def _shown(written: _Written) -> str:
