@@ -14,6 +14,7 @@ from stepjepa.base.errors import UserError, one_line
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import note
 from stepjepa.chat.plain_template import PlainTemplate
+from stepjepa.chat.saved_tokenizer import check_saved_tokenizer
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.models.architecture import base_model
 from stepjepa.models.token_rows import add_stop_tokens, never_generated
@@ -100,9 +101,10 @@ def serve_as_trained(
         variables: of the chat template, ``JepaConfig.chat_template_kwargs``.
 
     Raises:
-        UserError: the template can't be used, or the tokenizer could not be loaded again.
+        UserError: the template can't be used, or the tokenizer would not be loaded again, or not as the same one.
     """
     _check_class_name(tokenizer)
+    check_saved_tokenizer(tokenizer, model.config)
     if plain:
         stop_ids = PlainTemplate(tokenizer).stop_ids
     else:
