@@ -136,7 +136,15 @@ def retrieve(
     }
     readout = {"views": "llm-jepa", "layer": layer, "pooling": "last"}
     behind = {each: {"mean": behind_map, "low": behind_map, "high": behind_map} for each in RETRIEVAL_METRICS}
-    fitted = {"file": "known.jsonl", "records": 31, "left_out": 0, "penalty": 0.01, "queries": 11, "candidates": 7}
+    fitted = {
+        "file": "known.jsonl",
+        "records": 31,
+        "left_out": 0,
+        "fit": "ridge",
+        "penalty": 0.01,
+        "queries": 11,
+        "candidates": 7,
+    }
     mapped = {} if behind_map is None else {"linear_map": {**fitted, **behind, "readout": {**readout, "layer": 3}}}
     counts = {"queries": 11, "candidates": 7, "readout": readout, "equal_text_only": None}
     change(folder / f"{name}.summary.json", "retrieval", to={**counts, **scores, **mapped})

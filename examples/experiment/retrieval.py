@@ -9,9 +9,10 @@
 
 The candidates are the distinct answers of the test file. ``method`` says by what they are ranked. ``trained``: by the
 embeddings that training reads. For models without a JEPA objective, ``best readout`` of all layers, poolings and
-layouts, centred or not, and ``ridge``, the same with a linear map from sources to targets, which is fitted on the
-training records but the last 1,000 (of SmolLM2, 300). Both are chosen by the mean reciprocal rank on those. ``trained,
-ridge`` is such a map behind the embeddings that training reads. Runs of one seed also have ``trained, all answers``:
+layouts, centred or not, and ``ridge`` and ``canonical``, the same with a linear map that is fitted on the training
+records but the last 1,000 (of SmolLM2, 300), by regression of targets on sources or by canonical correlations of both.
+All are chosen by the mean reciprocal rank on those. ``trained, ridge`` and ``trained, canonical`` are such maps behind
+the embeddings that training reads. Runs of one seed also have ``trained, all answers``:
 every training answer is a candidate, too.
 """
 
@@ -21,6 +22,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -40,7 +42,7 @@ from stepjepa.evaluation.output import RETRIEVAL_METRICS
 from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.models.loading import load_for_inference, load_model
-from stepjepa.objectives.linear_map import PENALTIES, fit_linear_maps
+from stepjepa.objectives.linear_map import FITS, Fit, LinearMap, fit_linear_maps
 from stepjepa.objectives.reading import embedding_config
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 from stepjepa.store.record import trained_objective
@@ -56,6 +58,7 @@ CHOSEN = 1000
 TRIED = 1000
 """Training records that the maps are fitted on while readouts are compared."""
 LAYOUTS = ("separate", "branched")
+METHODS = ("ridge", "canonical")
 POOLINGS: tuple[Literal["last", "mean"], ...] = ("last", "mean")
 Matrix = NDArray[np.float32]
 Sides = tuple[Matrix, Matrix]
@@ -218,7 +221,7 @@ def without_objective(
     """
     fitted, chosen = train[: -test.data.chosen], asked(test.data, train[-test.data.chosen :])
     best: list[tuple[float, Readout]] = []
-    mapped: list[tuple[float, Readout, float]] = []
+    mapped: list[tuple[float, Readout, Fit]] = []
     for layout in LAYOUTS:
         held_out, tried = embed(chosen.records, layout), embed(fitted[:TRIED], layout)
         for (layer, pooling), sides in held_out.items():
@@ -227,22 +230,23 @@ def without_objective(
                 source, target = (centre(side, readout) for side in sides)
                 best.append((reciprocal_rank(source, target, chosen), readout))
             readout = Readout(layout, layer, pooling, centred=False)
-            for strength in PENALTIES:
-                predicted, true = mapped_sides(tried[layer, pooling], sides, strength)
-                mapped.append((reciprocal_rank(predicted, true, chosen), readout, strength))
+            for fit, linear_map in zip(FITS, fit_linear_maps(*tried[layer, pooling]), strict=True):
+                mapped.append((reciprocal_rank(*mapped_sides(linear_map, sides), chosen), readout, fit))
     _, readout = max(best)
     source, target = (centre(side, readout) for side in embed(test.records, readout.layout)[readout.place])
     rows = [row({**about, "method": "best readout", "choice": readout.words}, source, target, test)]
-    _, readout, strength = max(mapped)
-    known, new = (embed(records, readout.layout)[readout.place] for records in (fitted, test.records))
-    words = f"{readout.words}, penalty {strength:g}"
-    return [*rows, row({**about, "method": "ridge", "choice": words}, *mapped_sides(known, new, strength), test)]
+    for method in METHODS:
+        _, readout, fit = max(each for each in mapped if each[2].method == method)
+        known, new = (embed(records, readout.layout)[readout.place] for records in (fitted, test.records))
+        words = f"{readout.words}, penalty {fit.penalty:g}"
+        (linear_map,) = fit_linear_maps(*known, [fit])
+        rows.append(row({**about, "method": method, "choice": words}, *mapped_sides(linear_map, new), test))
+    return rows
 
 
-def mapped_sides(known: tuple[Matrix, Matrix], new: tuple[Matrix, Matrix], strength: float) -> tuple[Matrix, Matrix]:
-    """Predicted and true targets ``[N, D]`` of new pairs, both centred, by a map that is fitted on known pairs."""
-    (linear_map,) = fit_linear_maps(*known, [strength])
-    return linear_map(new[0], "source"), linear_map(new[1], "target")
+def mapped_sides(linear_map: LinearMap, pairs: Sides) -> Sides:
+    """Sources and targets ``[N, D]`` of pairs behind a map."""
+    return linear_map(pairs[0], "source"), linear_map(pairs[1], "target")
 
 
 def at_layers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, layers: Sequence[int] | None) -> Embed:
@@ -270,13 +274,16 @@ def of_run(
     known = embed(train)
     parts = slice(None, -test.data.chosen), slice(-test.data.chosen, None)
     fitted, held_out = ((known.source[part], known.target[part]) for part in parts)
-    chosen, ranks = asked(test.data, train[parts[1]]), []
-    for strength in PENALTIES:
-        predicted, true = mapped_sides(fitted, held_out, strength)
-        ranks.append((reciprocal_rank(predicted, true, chosen), strength))
-    sides = mapped_sides(fitted, (views.source, views.target), max(ranks)[1])
-    words_of_map = f"{words}, penalty {max(ranks)[1]:g}"
-    rows.append(row({**about, "method": "trained, ridge", "choice": words_of_map}, *sides, test))
+    chosen = asked(test.data, train[parts[1]])
+    maps = fit_linear_maps(*fitted)
+    ranks = [reciprocal_rank(*mapped_sides(linear_map, held_out), chosen) for linear_map in maps]
+    for method in METHODS:
+        _, fit, linear_map = max(
+            (each for each in zip(ranks, FITS, maps, strict=True) if each[1].method == method), key=itemgetter(0, 1)
+        )
+        sides = mapped_sides(linear_map, (views.source, views.target))
+        words_of_map = f"{words}, penalty {fit.penalty:g}"
+        rows.append(row({**about, "method": f"trained, {method}", "choice": words_of_map}, *sides, test))
     if about["seed"] == ONE_SEED:
         more = {**about, "method": "trained, all answers", "choice": words}
         rows.append(beside_training_answers(more, views, known, test, asked(test.data, train)))

@@ -3,16 +3,17 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.linear_model import Ridge
 
 import stepjepa
 import tiny
+from slow_maps import same_signs, slow_map
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
@@ -22,8 +23,9 @@ from stepjepa.evaluation.map_fitting import choose_readout, fit_map, places_to_t
 from stepjepa.evaluation.mapped_retrieval import not_in_test, rank_behind_map
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.evaluation.summary_text import format_summary
+from stepjepa.objectives.embedding import normalised
 from stepjepa.objectives.jepa import Jepa
-from stepjepa.objectives.linear_map import fit_linear_maps
+from stepjepa.objectives.linear_map import FITS, Fit, fit_linear_maps
 from stepjepa.objectives.reading import embedding_config
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 
@@ -38,34 +40,61 @@ def pairs(source: Any, target: Any) -> ViewEmbeddings:
     return ViewEmbeddings(np.asarray(source, np.float32), np.asarray(target, np.float32), count, count + 1, count)
 
 
-def test_a_map_by_hand() -> None:
+def test_a_ridge_map_by_hand() -> None:
     # Centred sources -1 and 1, targets -2 and 2. The scale is 2, so that the weight is 4 / (2 + 2 * penalty).
     known = pairs([[4], [6]], [[5], [9]])
-    maps = fit_linear_maps(known.source, known.target, [0.0, 1.0, 3.0])
+    maps = fit_linear_maps(known.source, known.target, [Fit("ridge", penalty) for penalty in (0.0, 1.0, 3.0)])
     assert [linear_map.weight.item() for linear_map in maps] == pytest.approx([2, 1, 0.5])
     mapped = maps[1].of_pairs(pairs([[8]], [[11]]))
     # (8 - 5) * 1, and 11 - 7: both without the mean target.
     assert (mapped.source.item(), mapped.target.item()) == pytest.approx((3, 4))
 
 
+def test_a_canonical_map_by_hand() -> None:
+    # As before: squares 2 and 8, with penalty 1 twice as much. Whitened by 1/2 and 1/4 the sides correlate by
+    # (2 + 2) / (2 * 4) = 1/2, by which each direction counts.
+    known = pairs([[4], [6]], [[5], [9]])
+    (linear_map,) = fit_linear_maps(known.source, known.target, [Fit("canonical", 1.0)])
+    mapped = linear_map.of_pairs(pairs([[8]], [[11]]))
+    # 3 / 2 / 2, and 4 / 4 / 2; the direction has no sign of its own.
+    assert mapped.source.item() == pytest.approx(mapped.target.item() * 1.5)
+    assert abs(mapped.source.item()) == pytest.approx(0.75)
+
+
 @pytest.mark.parametrize("count", [7, 61])  # fewer and more than dimensions
-@pytest.mark.parametrize("penalty", [1e-4, 1.0])
-def test_a_map_is_the_ridge_regression_of_scikit_learn(count: int, penalty: float) -> None:
+@pytest.mark.parametrize("fit", [Fit(*each) for each in product(("ridge", "canonical"), (1e-4, 1.0))], ids=str)
+def test_a_map_is_that_of_the_textbook(count: int, fit: Fit) -> None:
     generator = np.random.default_rng(2)
     known = pairs(3 + generator.normal(size=(count, 13)), 5 + generator.normal(size=(count, 13)))
     new = pairs(generator.normal(size=(11, 13)), generator.normal(size=(11, 13)))
-    (linear_map,) = fit_linear_maps(known.source, known.target, [penalty])
-    source, target = known.source.astype(np.float64), known.target.astype(np.float64)
-    scale = float(((source - source.mean(0)) ** 2).sum(0).mean())
-    other = Ridge(alpha=penalty * scale).fit(source, target)
-    mapped = linear_map.of_pairs(new)
-    np.testing.assert_allclose(mapped.source, other.predict(new.source) - target.mean(0), atol=1e-5)
-    np.testing.assert_allclose(mapped.target, new.target - target.mean(0), atol=1e-5)
+    (linear_map,) = fit_linear_maps(known.source, known.target, [fit])
+    mapped, other = linear_map.of_pairs(new), slow_map(fit, known, new.source, new.target)
+    for actual, expected in ((mapped.source, other.source), (mapped.target, other.target)):
+        np.testing.assert_allclose(actual, same_signs(expected, actual), atol=1e-5)
+    np.testing.assert_allclose(mapped.source @ mapped.target.T, other.source @ other.target.T, atol=1e-4)
+
+
+def test_canonical_maps_find_partners_whose_strong_directions_are_noise() -> None:
+    """Regression predicts the directions in which targets vary most, whether they tell partners apart or not."""
+    generator = np.random.default_rng(5)
+    shared, noise = generator.normal(size=(2, 211, 7))
+    source, target = np.c_[shared, noise], np.c_[10 * generator.normal(size=(211, 7)), shared]
+    known, new = pairs(source[:150], target[:150]), pairs(source[150:], target[150:])
+    ridge, canonical = (
+        fit_linear_maps(known.source, known.target, [Fit(method, 1e-4)])[0].of_pairs(new)
+        for method in ("ridge", "canonical")
+    )
+    found = {
+        name: ((normalised(each.source) @ normalised(each.target).T).argmax(1) == np.arange(61)).mean()
+        for name, each in {"ridge": ridge, "canonical": canonical}.items()
+    }
+    assert found["canonical"] > 0.9 and found["ridge"] < 0.1
 
 
 def test_equal_sources_predict_the_mean_target() -> None:
-    (linear_map,) = fit_linear_maps(np.ones((5, 3), np.float32), np.eye(5, 3, dtype=np.float32), [0.0])
-    assert not linear_map(np.ones((2, 3), np.float32), "source").any()
+    for fit in FITS:
+        (linear_map,) = fit_linear_maps(np.ones((5, 3), np.float32), np.eye(5, 3, dtype=np.float32), [fit])
+        assert not linear_map(np.ones((2, 3), np.float32), "source").any()
 
 
 def test_the_place_where_held_out_pairs_are_found_is_chosen() -> None:
@@ -192,11 +221,10 @@ def test_an_evaluation_with_a_linear_map(run: Path, capsys: pytest.CaptureFixtur
         pair_embedder(jepa.model, jepa.tokenizer, config)(stepjepa.read_records(file))
         for file in (known, run.parent / "test.jsonl")
     ]
-    # By scikit-learn, and one query after the other.
-    source, target = (side[:20].astype(np.float64) for side in (embedded[0].source, embedded[0].target))
-    scale = float(((source - source.mean(0)) ** 2).sum(0).mean())
-    ridge = Ridge(alpha=mapped["penalty"] * scale).fit(source, target)
-    queries, candidates = ridge.predict(embedded[1].source) - target.mean(0), embedded[1].target - target.mean(0)
+    # By the textbook, and one query after the other.
+    known_pairs = replace(embedded[0], source=embedded[0].source[:20], target=embedded[0].target[:20])
+    fit = Fit(mapped["fit"], mapped["penalty"])
+    queries, candidates = slow_map(fit, known_pairs, embedded[1].source, embedded[1].target)
     cosines = queries @ candidates.T / np.linalg.norm(queries, axis=1)[:, None] / np.linalg.norm(candidates, axis=1)
     ranks = [int((row >= row[place]).sum()) for place, row in enumerate(cosines)]
     lines = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from pyarrow import Table, parquet
-from sklearn.linear_model import Ridge
 
 import stepjepa
 import tiny
+from slow_maps import same_signs, slow_map
 from stepjepa import Jepa, JepaConfig
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
@@ -64,14 +64,13 @@ def test_texts_are_embedded_behind_the_map(name: str, folder: Path) -> None:
     known, new = with_system_prompt(records("Add."), system), [tiny.make_record(system, q, ".") for q in QUERIES]
     embedder = jepa.pair_embedder(layer=fitted.place.layer, pooling=fitted.place.pooling)
     pairs = embedder(known)
-    scale = float(((pairs.source - pairs.source.mean(0)) ** 2).sum(0).mean())
-    ridge = Ridge(alpha=fitted.penalty * scale).fit(pairs.source.astype(np.float64), pairs.target.astype(np.float64))
-    centre = pairs.target.mean(0, dtype=np.float64)
-    expected = ridge.predict(embedder(new).source) - centre
+    answers = [tiny.make_record(system, "?", answer) for answer in ANSWERS]
+    expected, targets = slow_map(fitted.fit, pairs, embedder(new).source, embedder(answers).target)
+    expected = same_signs(expected, jepa.embed(QUERIES, linear_map=fitted, raw=True))
     np.testing.assert_allclose(jepa.embed(QUERIES, linear_map=fitted, raw=True), expected, atol=2e-4)
     np.testing.assert_allclose(jepa.embed(QUERIES, linear_map=fitted), normalised(expected), atol=2e-3)
     np.testing.assert_allclose(jepa.embed(new, linear_map=fitted, raw=True), expected, atol=2e-4)
-    targets = embedder([tiny.make_record(system, "?", answer) for answer in ANSWERS]).target - centre
+    targets = same_signs(targets, jepa.embed(ANSWERS, "target", linear_map=fitted, raw=True))
     np.testing.assert_allclose(jepa.embed(ANSWERS, "target", linear_map=fitted, raw=True), targets, atol=1e-5)
     # The index is of these vectors, in either direction.
     cosines = jepa.embed(QUERIES, linear_map=fitted) @ jepa.embed(ANSWERS, "target", linear_map=fitted).T
@@ -126,7 +125,8 @@ def test_the_command_searches_and_embeds_as_python_does(folder: Path, tmp_path: 
     jepa = Jepa.from_pretrained(folder / "base", device="cpu")
     fitted = stepjepa.fit_linear_map(jepa, stepjepa.read_records(folder / "known.jsonl"))
     found, notes = search(folder, capsys, "--no_cache")
-    readout = f"layer {fitted.place.layer}, pooling {fitted.place.pooling}, penalty {fitted.penalty:g}"
+    place, (method, penalty) = fitted.place, fitted.fit
+    readout = f"layer {place.layer}, pooling {place.pooling}, {method} fit, penalty {penalty:g}"
     assert f"note: the linear map is fitted on 24 records of {folder}/known.jsonl: {readout}\n" in notes
     assert not (folder / f"known.jsonl{SUFFIX}").exists()
     for result, row in zip(found, jepa.index(ANSWERS, linear_map=fitted).search(QUERIES), strict=True):

@@ -263,13 +263,15 @@ def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleTyp
         }
 
     known, test = records[:60], retrieval.asked(retrieval.DATA["spider"]._replace(chosen=20), records[60:])
-    plain, mapped = retrieval.without_objective({"arm": "a"}, embed, known, test)
+    plain, *behind = retrieval.without_objective({"arm": "a"}, embed, known, test)
     assert plain["choice"].startswith("branched, layer 2, mean")
-    assert mapped["choice"].startswith("branched, layer 1, mean, penalty ")
-    assert mapped["hits_at_1"] == mapped["hits_at_1_of_text"] == 100 > plain["hits_at_1"] > 50
-    assert (mapped["queries"], mapped["candidates"]) == (13, 13)
-    plain, mapped = retrieval.without_objective({"arm": "a"}, partial(embed, layers=[0, 1]), known, test)
-    assert "layer 2" not in plain["choice"] + mapped["choice"]
+    assert [mapped["method"] for mapped in behind] == ["ridge", "canonical"]
+    for mapped in behind:
+        assert mapped["choice"].startswith("branched, layer 1, mean, penalty ")
+        assert mapped["hits_at_1"] == mapped["hits_at_1_of_text"] == 100 > plain["hits_at_1"] > 50
+        assert (mapped["queries"], mapped["candidates"]) == (13, 13)
+    rows = retrieval.without_objective({"arm": "a"}, partial(embed, layers=[0, 1]), known, test)
+    assert not any("layer 2" in row["choice"] for row in rows)
 
 
 def test_one_pass_embeds_as_one_readout_at_a_time_does(scripts: dict[str, ModuleType]) -> None:

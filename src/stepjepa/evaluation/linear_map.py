@@ -26,7 +26,7 @@ def fit_linear_map(
     pooling: Pooling | None = None,
     batch_size: int = EMBEDDED,
 ) -> FittedMap:
-    """Fit a linear map from source to target embeddings on the pairs of records; the model itself is not trained.
+    """Fit a linear map of embeddings on pairs of records, by which partners are near; the model itself is not trained.
 
     ``jepa.embed(texts, linear_map=fitted)`` and ``jepa.index(answers, linear_map=fitted)`` embed behind the map. A
     model without a JEPA objective is tried at every layer with both poolings, unless a readout is named.
@@ -34,7 +34,8 @@ def fit_linear_map(
     Args:
         jepa: any model, also one that was never trained here; its ``system_prompt``, if any, replaces that of records.
         records: pairs that belong together, at least 20; those without a pair, or longer than ``max_length``, are left
-            out. A tenth of them, at most 1,000, drawn at random, chooses readout and penalty.
+            out. A tenth of them, at most 1,000, drawn at random, chooses readout, penalty and fit: ridge regression or
+            canonical correlations.
         layer: index of ``hidden_states`` to read, instead of that of training.
         pooling: ``last`` or ``mean``, instead of that of training.
         batch_size: sequences at a time.

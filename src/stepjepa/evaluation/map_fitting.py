@@ -1,4 +1,4 @@
-"""Fit a linear map on the pairs of records; held-out records choose where embeddings are read, and the penalty."""
+"""Fit a linear map on the pairs of records; held-out records choose where embeddings are read, and the fit."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
 from stepjepa.data.summarising import system_prompts
 from stepjepa.evaluation.retrieval import rank_targets
-from stepjepa.objectives.linear_map import PENALTIES, FittedMap, fit_linear_maps
+from stepjepa.objectives.linear_map import FITS, Fit, FittedMap, fit_linear_maps
 from stepjepa.objectives.pair_embedding import PairEmbedder
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 
 MOST_COMPARED = 1000
-"""Most records that maps are fitted on while places and penalties are compared, and most that they are compared on."""
+"""Most records that maps are fitted on while places and fits are compared, and most that they are compared on."""
 
 FEWEST_RECORDS = 20
 """Fewest records that a map is fitted on."""
 
 
 class Choice(NamedTuple):
-    """Where embeddings are read, and the penalty of the map behind them."""
+    """Where embeddings are read, and how the map behind them is fitted."""
 
     place: ReadoutPlace
-    penalty: float
+    fit: Fit
 
 
 def choose_readout(
     known: Mapping[ReadoutPlace, ViewEmbeddings], held_out: Mapping[ReadoutPlace, ViewEmbeddings], config: JepaConfig
 ) -> Choice:
-    """Choose place and penalty by the mean reciprocal rank of held-out pairs behind maps fitted on other pairs.
+    """Choose place and fit by the mean reciprocal rank of held-out pairs behind maps fitted on other pairs.
 
     Args:
         known: by place, the pairs that maps are fitted on.
@@ -45,10 +45,10 @@ def choose_readout(
     for place, pairs in held_out.items():
         names = [None] * (int(pairs.record.max()) + 1)
         maps = fit_linear_maps(known[place].source, known[place].target)
-        for penalty, linear_map in zip(PENALTIES, maps, strict=True):
+        for fit, linear_map in zip(FITS, maps, strict=True):
             rank = rank_targets(linear_map.of_pairs(pairs), names, config).means()["mrr"]
             if rank > highest:
-                best, highest = Choice(place, penalty), rank
+                best, highest = Choice(place, fit), rank
     if best is None:
         raise ValueError("held_out: expected at least one place, got none")
     return best
@@ -78,7 +78,7 @@ def fit_map(
 ) -> FittedMap:
     """Fit a linear map on the pairs of records, at the best of several places; records without a pair are noted.
 
-    A tenth of the records, at most :data:`MOST_COMPARED`, drawn at random, chooses place and penalty; then the map is
+    A tenth of the records, at most :data:`MOST_COMPARED`, drawn at random, chooses place and fit; then the map is
     fitted on all of them.
 
     Args:
@@ -97,9 +97,9 @@ def fit_map(
     # The file may be sorted.
     drawn = random.Random(0).sample(records, min(count + MOST_COMPARED, len(records)))
     known, held_out = embedder.at(drawn[count:], places), embedder.at(drawn[:count], places)
-    place, penalty = choose_readout(known, held_out, embedder.reader.config)
+    place, fit = choose_readout(known, held_out, embedder.reader.config)
     pairs = embedder.at(records, [place])[place]
     if pairs.without_pair is not None:
         note(f"not used for the linear map: {pairs.without_pair}")
-    (linear_map,) = fit_linear_maps(pairs.source, pairs.target, [penalty])
-    return FittedMap(linear_map, place, penalty, len({*pairs.record.tolist()}), tuple(system_prompts(records)))
+    (linear_map,) = fit_linear_maps(pairs.source, pairs.target, [fit])
+    return FittedMap(linear_map, place, fit, len({*pairs.record.tolist()}), tuple(system_prompts(records)))

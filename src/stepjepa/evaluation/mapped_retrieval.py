@@ -20,7 +20,7 @@ class MappedRetrieval:
 
     Attributes:
         retrieval: the ranks of the test records behind the map.
-        fitted: the map, where embeddings are read, and the penalty.
+        fitted: the map, where embeddings are read, and the fit.
         file: the records that the map is fitted on.
         left_out: how many records of the file were not used, because their question is in the test file.
     """
@@ -32,7 +32,8 @@ class MappedRetrieval:
 
     def summary(self) -> JsonObject:
         """Return the summary of the retrieval, and how the map was fitted."""
-        fitted = {"records": self.fitted.records, "left_out": self.left_out, "penalty": self.fitted.penalty}
+        method, penalty = self.fitted.fit
+        fitted = {"records": self.fitted.records, "left_out": self.left_out, "fit": method, "penalty": penalty}
         return {"file": self.file, **fitted, **self.retrieval.summary()}
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LAYER = "index of hidden_states to read; -1: the last one (that of training)"
 POOLING = "read one token or the mean of several (that of training)"
-LINEAR_MAP = "embed behind a linear map, fitted on the pairs of this file by ridge regression; the model is not trained"
+LINEAR_MAP = "embed behind a linear map that is fitted on the pairs of this file; the model is not trained"
 """Help texts of options that several commands have."""
 
 

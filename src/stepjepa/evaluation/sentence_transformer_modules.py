@@ -106,14 +106,15 @@ class ReadoutModules:
 
 
 def _write_map(folder: Path, linear_map: LinearMap) -> None:
-    """Write a router that maps the tokens of queries, and moves those of documents by the mean target.
+    """Write a router that maps the tokens of queries, and those of documents.
 
     The mean of mapped tokens is the mapped mean, and all modules before the pooling have the dtype of the model.
     """
     weight, source_mean, target_mean = linear_map.weight, linear_map.source_mean, linear_map.target_mean
+    target_weight = np.eye(len(target_mean)) if linear_map.target_weight is None else linear_map.target_weight
     layers = {
         "query": (weight.T, -source_mean @ weight),
-        "document": (np.eye(len(target_mean)), -target_mean),
+        "document": (target_weight.T, -target_mean @ target_weight),
     }
     for task, (matrix, bias) in layers.items():
         _write_dense(folder / _name(task), matrix, bias)

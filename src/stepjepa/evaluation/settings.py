@@ -19,9 +19,7 @@ from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
 _SIMILARITY = "add the cosines of matched and shuffled views; needs a run folder"
 _RETRIEVAL = "rank all distinct answers by cosine for each question; how often the right one is nearest"
-_LINEAR_MAP = (
-    "also rank behind a linear map; fitted on the pairs of this file by ridge regression, the model is not trained"
-)
+_LINEAR_MAP = "also rank behind a linear map; it is fitted on the pairs of this file, the model is not trained"
 _LAYER = "index in hidden_states of the embeddings; 0 is the input embeddings, -1 the last (that of training)"
 _POOLING = "take the embedding of the last token, or the mean (that of training)"
 _BAD = "lines that are no valid record: error, or skip them and report how many"

@@ -17,7 +17,7 @@ from stepjepa.evaluation.model_reading import ReadingSettings
 from stepjepa.evaluation.stored_arrays import ArrayFile, Arrays
 from stepjepa.objectives.inputs import EmbedOptions
 from stepjepa.objectives.jepa import Jepa
-from stepjepa.objectives.linear_map import FittedMap, LinearMap
+from stepjepa.objectives.linear_map import FITS, Fit, FittedMap, LinearMap
 from stepjepa.objectives.view_embeddings import ReadoutPlace
 
 SUFFIX = ".linear_map.safetensors"
@@ -55,15 +55,16 @@ def _fitted_map(reading: ReadingSettings, jepa: Jepa, model_path: str, bad: BadR
     )
     digest = ""
     if cache:
-        readout = {"layer": reading.layer, "pooling": reading.pooling, "records": fingerprint(path), "skips": bad.skips}
-        digest = hashlib.sha256(json.dumps(loaded_model(jepa, model_path) | readout).encode()).hexdigest()
+        readout = {"layer": reading.layer, "pooling": reading.pooling, "fits": FITS}
+        records = {"records": fingerprint(path), "skips": bad.skips}
+        digest = hashlib.sha256(json.dumps(loaded_model(jepa, model_path) | readout | records).encode()).hexdigest()
         if (stored := file.read(digest)) is not None:
             return _from_arrays(stored)
-    records = read_records(path, bad=bad)
+    known = read_records(path, bad=bad)
     bad.tell()
     with raising_user_errors():
         fitted = fit_linear_map(
-            jepa, records, layer=reading.layer, pooling=reading.pooling, batch_size=reading.batch_size
+            jepa, known, layer=reading.layer, pooling=reading.pooling, batch_size=reading.batch_size
         )
     if cache:
         file.write(digest, _to_arrays(fitted))
@@ -71,10 +72,10 @@ def _fitted_map(reading: ReadingSettings, jepa: Jepa, model_path: str, bad: BadR
 
 
 def _to_arrays(fitted: FittedMap) -> Arrays:
-    arrays = {name: getattr(fitted.linear_map, name) for name in ("weight", "source_mean", "target_mean")}
+    arrays = {name: values for name, values in vars(fitted.linear_map).items() if values is not None}
     facts = {
         "place": [*fitted.place],
-        "penalty": fitted.penalty,
+        "fit": [*fitted.fit],
         "records": fitted.records,
         "system_prompts": [*fitted.system_prompts],
     }
@@ -86,7 +87,7 @@ def _from_arrays(stored: Arrays) -> FittedMap:
     return FittedMap(
         LinearMap(**stored.arrays),
         ReadoutPlace(*facts["place"]),
-        facts["penalty"],
+        Fit(*facts["fit"]),
         facts["records"],
         tuple(facts["system_prompts"]),
     )

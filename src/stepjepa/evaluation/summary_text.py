@@ -158,7 +158,7 @@ def _linear_map(mapped: JsonObject | None) -> Iterator[str]:
     if mapped is None:
         return
     yield from (f"behind the linear map, {line}" for line in _retrieval(mapped))
-    yield f"penalty of the linear map: {mapped['penalty']:g}"
+    yield f"fit of the linear map: {mapped['fit']}, penalty {mapped['penalty']:g}"
     if left_out := mapped["left_out"]:
         yield f"not used for the linear map: {counted(left_out, 'record')} whose question is in the test file"
 

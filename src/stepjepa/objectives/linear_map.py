@@ -1,4 +1,4 @@
-"""A linear map from source to target embeddings, fitted on known pairs by ridge regression.
+"""A linear map of source and target embeddings to where partners are near, fitted on known pairs.
 
 Retrieval behind such a map is the baseline of trained embeddings: it costs no training of the model.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,22 @@ from stepjepa.base.counting import counted
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 from stepjepa.views.sequences import Kind
 
-PENALTIES = (1e-6, 1e-4, 1e-2, 1.0)
-"""Penalties of the regression that are tried, relative to the mean squared singular value of the centred sources."""
+
+class Fit(NamedTuple):
+    """How a map is fitted: ``ridge`` regression of targets on sources, or ``canonical`` correlations of both.
+
+    The penalty is relative to the mean squared singular value of the centred embeddings.
+    """
+
+    method: Literal["ridge", "canonical"]
+    penalty: float
+
+
+FITS = (
+    *(Fit("ridge", penalty) for penalty in (1e-6, 1e-4, 1e-2, 1.0)),
+    *(Fit("canonical", penalty) for penalty in (1e-4, 1e-2, 1e-1, 1.0)),
+)
+"""The fits that are tried."""
 
 _Matrix = NDArray[np.float64]
 _Embeddings = NDArray[np.float32]
@@ -25,20 +40,22 @@ _Embeddings = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """An affine map from source to target embeddings.
+    """An affine map of source embeddings, and one of target embeddings.
 
     Attributes:
-        weight: ``[D, D]``, from a centred source to a centred target.
+        weight: ``[D, D]``, of a centred source.
         source_mean: ``[D]`` mean of the sources that it was fitted on.
         target_mean: ``[D]`` mean of their targets.
+        target_weight: ``[D, D]``, of a centred target; None leaves targets as they are but for their mean.
     """
 
     weight: _Matrix
     source_mean: _Matrix
     target_mean: _Matrix
+    target_weight: _Matrix | None = None
 
     def __call__(self, vectors: _Embeddings, side: Kind) -> _Embeddings:
-        """Return the predictions of sources ``[N, D]``, or targets ``[N, D]``, both less the mean target, in float32.
+        """Return sources or targets ``[N, D]`` behind the map, in float32: those of a pair are near each other.
 
         A regression predicts the mean target where it knows nothing; left in, all predictions would point that way.
         ValueError for vectors with other dimensions than those that the map was fitted on.
@@ -46,10 +63,10 @@ class LinearMap:
         if vectors.shape[1] != len(self.source_mean):
             expected = f"[N, {len(self.source_mean)}] as the map was fitted on"
             raise ValueError(f"vectors: expected {expected}, got {[*vectors.shape]}; fit a map for this model")
-        if side == "source":
-            mapped: _Embeddings = ((vectors - self.source_mean) @ self.weight).astype(np.float32)
-        else:
-            mapped = (vectors - self.target_mean).astype(np.float32)
+        source = side == "source"
+        centred = vectors - (self.source_mean if source else self.target_mean)
+        weight = self.weight if source else self.target_weight
+        mapped: _Embeddings = (centred if weight is None else centred @ weight).astype(np.float32)
         return mapped
 
     def of_pairs(self, pairs: ViewEmbeddings) -> ViewEmbeddings:
@@ -64,14 +81,14 @@ class FittedMap:
     Attributes:
         linear_map: the map.
         place: where the embeddings in front of it are read.
-        penalty: of the regression, one of :data:`PENALTIES`.
+        fit: how the map was fitted, one of :data:`FITS`.
         records: number of records that it was fitted on.
         system_prompts: their most frequent system prompts; None stands for records without one.
     """
 
     linear_map: LinearMap
     place: ReadoutPlace
-    penalty: float
+    fit: Fit
     records: int
     system_prompts: Sequence[str | None] = ()
 
@@ -79,44 +96,90 @@ class FittedMap:
     def fingerprint(self) -> str:
         """A hash of everything that the vectors behind the map depend on, but for the model."""
         digest = hashlib.sha256(f"{self.place} {self.system_prompts}".encode())
-        for values in (self.linear_map.weight, self.linear_map.source_mean, self.linear_map.target_mean):
-            digest.update(values.tobytes())
+        for values in vars(self.linear_map).values():
+            digest.update(b"" if values is None else values.tobytes())
         return digest.hexdigest()
 
     def describe(self, file: str) -> str:
         """Describe the map for a user who named the file of its records."""
         layer, pooling = self.place
-        readout = f"layer {layer}, pooling {pooling}, penalty {self.penalty:g}"
+        readout = f"layer {layer}, pooling {pooling}, {self._fit}"
         return f"the linear map is fitted on {counted(self.records, 'record')} of {file}: {readout}"
+
+    @property
+    def _fit(self) -> str:
+        return f"{self.fit.method} fit, penalty {self.fit.penalty:g}"
 
     def __repr__(self) -> str:
         layer, pooling = self.place
         records = counted(self.records, "record")
-        return f"FittedMap({records}, layer {layer}, pooling {pooling}, penalty {self.penalty:g})"
+        return f"FittedMap({records}, layer {layer}, pooling {pooling}, {self._fit})"
 
 
-def fit_linear_maps(
-    sources: _Embeddings, targets: _Embeddings, penalties: Sequence[float] = PENALTIES
-) -> list[LinearMap]:
-    """Fit maps by ridge regression (Hoerl & Kennard, 1970), one for each penalty.
-
-    ``W = argmin |X W - Y|^2 + penalty * s * |W|^2`` of centred sources ``X`` and targets ``Y``, ``[N, D]``, in float64.
-    The scale ``s`` is the mean over dimensions of the sum of squares of ``X``.
+def fit_linear_maps(sources: _Embeddings, targets: _Embeddings, fits: Sequence[Fit] = FITS) -> list[LinearMap]:
+    """Fit maps on known pairs, one for each fit, in float64.
 
     Args:
         sources: ``[N, D]`` embeddings of known sources.
         targets: ``[N, D]`` embeddings of their targets.
-        penalties: relative to that scale.
+        fits: methods and penalties.
     """
-    source, target = sources.astype(np.float64), targets.astype(np.float64)
-    means = source.mean(0), target.mean(0)
-    left, singular, right = np.linalg.svd(source - means[0], full_matrices=False)
-    projected = left.T @ (target - means[1])
-    scale = float((singular**2).sum()) / source.shape[1]
-    maps = []
-    for penalty in penalties:
-        damped = singular**2 + penalty * scale
-        # Sources that are all equal predict the mean target.
-        factors = np.divide(singular, damped, out=np.zeros_like(singular), where=damped > 0)
-        maps.append(LinearMap(right.T @ (factors[:, None] * projected), *means))
-    return maps
+    source, target = _Side.of(sources), _Side.of(targets)
+    return [(_ridge if fit.method == "ridge" else _canonical)(source, target, fit.penalty) for fit in fits]
+
+
+class _Side(NamedTuple):
+    """The embeddings of one side: their mean ``[D]``, and the singular value decomposition of the centred ones."""
+
+    mean: _Matrix
+    left: _Matrix  # [N, M], M the smaller one of N and D
+    singular: _Matrix  # [M]
+    right: _Matrix  # [M, D]
+
+    @classmethod
+    def of(cls, vectors: _Embeddings) -> Self:
+        values = vectors.astype(np.float64)
+        mean = values.mean(0)
+        return cls(mean, *np.linalg.svd(values - mean, full_matrices=False))
+
+    def damped(self, penalty: float) -> _Matrix:
+        """Return the squares of the singular values ``[M]`` and the penalty times their mean over dimensions."""
+        squares = self.singular**2
+        damped: _Matrix = squares + penalty * squares.sum() / len(self.mean)
+        return damped
+
+
+def _ridge(source: _Side, target: _Side, penalty: float) -> LinearMap:
+    """Fit a map of sources alone by ridge regression (Hoerl & Kennard, 1970).
+
+    ``W = argmin |X W - Y|^2 + penalty * s * |W|^2`` of centred sources ``X`` and targets ``Y``, ``[N, D]``. The scale
+    ``s`` is the mean over dimensions of the sum of squares of ``X``.
+    """
+    # Sources that are all equal predict the mean target.
+    factors = _ratio(source.singular, source.damped(penalty))
+    predicted = source.left.T @ (target.left * target.singular) @ target.right
+    return LinearMap(source.right.T @ (factors[:, None] * predicted), source.mean, target.mean)
+
+
+def _canonical(source: _Side, target: _Side, penalty: float) -> LinearMap:
+    """Fit maps of both sides by canonical correlations (Hotelling, 1936) with a ridge (Vinod, 1976).
+
+    Both sides are whitened by ``(X^T X + penalty * s * I)^(-1/2)``, with ``s`` as for :func:`_ridge`, and turned to the
+    directions ``U`` and ``V`` that correlate, of the singular value decomposition ``U C V^T`` of the whitened
+    ``X^T Y``. Each direction counts by its correlation in ``C``.
+    """
+    whitening = [_ratio(np.ones_like(side.singular), np.sqrt(side.damped(penalty))) for side in (source, target)]
+    one, other = (side.left * side.singular * scale for side, scale in zip((source, target), whitening, strict=True))
+    turned, correlations, back = np.linalg.svd(one.T @ other, full_matrices=False)
+    weights = []
+    for side, scale, directions in zip((source, target), whitening, (turned, back.T), strict=True):
+        weight = np.zeros((len(side.mean), len(side.mean)))
+        weight[:, : len(correlations)] = side.right.T @ (scale[:, None] * directions * correlations)
+        weights.append(weight)
+    return LinearMap(weights[0], source.mean, target.mean, weights[1])
+
+
+def _ratio(values: _Matrix, divisors: _Matrix) -> _Matrix:
+    """Divide; 0 where the divisor is 0."""
+    ratio: _Matrix = np.divide(values, divisors, out=np.zeros_like(values), where=divisors > 0)
+    return ratio
