@@ -121,9 +121,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/experiment"), help="(%(default)s)")
     args = parser.parse_args(argv)
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    synth, turk, synth_test = (
+    synth, turk, spider, synth_test = (
         existing_file(args.data_dir / name, "data").read_text(encoding="utf-8").splitlines()
-        for name in ("synth_train.jsonl", "turk_train.jsonl", "synth_test.jsonl")
+        for name in ("synth_train.jsonl", "turk_train.jsonl", "spider_train.jsonl", "synth_test.jsonl")
     )
     synth_validation, synth_rest = cut(synth, VALIDATION)
     write(args.output_dir / "synth-validation.jsonl", synth_validation)
@@ -138,6 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, lines in (("test", test), ("validation", validation), ("rest", rest), ("train", [*validation, *rest])):
         write(args.output_dir / f"turk-{name}.jsonl", lines)
     write(args.output_dir / "turk-2000.jsonl", sorted([*validation, *rest], key=draw)[:2000])
+    write(args.output_dir / "spider-2000.jsonl", sorted(spider, key=draw)[:2000])
     write(args.output_dir / "texts.jsonl", texts([*synth, *turk], [*synth_validation, *synth_test, *validation, *test]))
     for name, sizes in STEP_SETS.items():
         steps = args.output_dir / name

@@ -64,6 +64,7 @@ TESTS = {
     "retrieval-small": Test("synth, preset:small, answers and retrieval", "synth", whole=True, tabled=False),
     "retrieval-smollm2": Test("synth, SmolLM2, answers and retrieval", "synth", tabled=False),
     "retrieval-smollm2-turk": Test("TURK, SmolLM2, answers and retrieval", "turk", tabled=False),
+    "retrieval-smollm2-spider": Test("Spider, SmolLM2, answers and retrieval", tabled=False),
     "turk": Test("TURK", "turk", whole=True),
     "turk-again": Test("TURK, trained again", "turk", whole=True),
     "steps-test": Test("problems of two steps"),

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from frame import BASELINE, REFERENCE, is_plain, runs, searched
 from matplotlib.figure import Figure
-from retrieval_results import LENGTHS, data_sets, models_with_runs
+from retrieval_results import LENGTHS, UNTRAINED, data_sets, models_with_runs
 
 from stepjepa.base.files import atomic_write
 from stepjepa.base.terminal import PALETTE
@@ -166,14 +166,17 @@ def plane(table: pd.DataFrame) -> Figure:
     labels: dict[str, Any] = {}
     for axis, each in zip(axes, sets, strict=False):
         for model, part in models_with_runs(each.rows):
-            if model.arm == "untrained":
+            if model.arm == UNTRAINED:
+                if model.method == "canonical":
+                    line = axis.axhline(part.hits_at_1.mean(), color="black", linestyle="--", linewidth=1)
+                    labels.setdefault("canonical map, model before training (no answers)", line)
                 continue
             shade = OTHER if model.arm == "none" else colour(model.arm)
             if model.arm == "none" and part.right.isna().all():
                 line = axis.axhline(part.hits_at_1.mean(), color=shade, linestyle=":", linewidth=1)
                 labels.setdefault("TF-IDF, words and characters (no answers)", line)
                 continue
-            behind_map = "ridge" in model.method
+            behind_map = model.method.endswith(("ridge", "canonical"))
             look: Any = {"color": shade, "alpha": 0.8, "markersize": 8, "fillstyle": "none" if behind_map else "full"}
             (points,) = axis.plot(part.right, part.hits_at_1, MARKS.get(model.arm, OTHER_ARM), **look)
             if not behind_map:
@@ -189,8 +192,8 @@ def plane(table: pd.DataFrame) -> Figure:
         axis.grid(alpha=0.3)
     for axis in axes[::columns]:
         axis.set_ylabel("hits at 1, %")
-    (labels["hollow marks: behind a ridge map"],) = axes[0].plot(
+    (labels["hollow marks: behind a linear map"],) = axes[0].plot(
         [], [], "o", color="black", fillstyle="none", markersize=8
     )
-    figure.legend(labels.values(), labels.keys(), fontsize=8, loc="outside lower center", ncols=3)
+    figure.legend(labels.values(), labels.keys(), fontsize=7, loc="outside lower center", ncols=3)
     return figure

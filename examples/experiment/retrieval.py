@@ -6,6 +6,7 @@
     python examples/experiment/retrieval.py --data turk runs/experiment/retrieval-turk   # and retrieval-turk.csv
     python examples/experiment/retrieval.py --data smollm2 --layers 0 15 30 runs/experiment/retrieval-smollm2
     python examples/experiment/retrieval.py --data smollm2-turk --layers 0 15 30 runs/experiment/retrieval-smollm2-turk
+    python examples/experiment/retrieval.py --data smollm2-spider --layers 0 15 30 SWEEP  # of smollm2-spider
 
 The candidates are the distinct answers of the test file. ``method`` says by what they are ranked. ``trained``: by the
 embeddings that training reads. For models without a JEPA objective, ``best readout`` of all layers, poolings and
@@ -104,9 +105,12 @@ DATA = {
     # A quarter of the databases is at hand, so not all queries can be executed: only equal texts are the same query.
     "spider": Data("spider", SHARED / "spider_train.jsonl", SHARED / "spider_test.jsonl", None),
     "small": Data("synth", *SETS["synth"], NlRxTask(), "preset:small"),
-    # The records that retrieval-smollm2.yaml and retrieval-smollm2-turk.yaml train on and ask.
+    # The records that retrieval-smollm2.yaml, and the files of TURK and Spider beside it, train on and ask.
     "smollm2": Data("synth", EXPERIMENT / "synth-1-4.jsonl", SETS["synth"][1], NlRxTask(), SMOLLM2, 300, 300),
     "smollm2-turk": Data("turk", EXPERIMENT / "turk-2000.jsonl", SETS["turk"][1], NlRxTask(), SMOLLM2, 300, 300),
+    "smollm2-spider": Data(
+        "spider", EXPERIMENT / "spider-2000.jsonl", SHARED / "spider_test.jsonl", None, SMOLLM2, 300, 300
+    ),
 }
 
 

@@ -19,9 +19,14 @@ from stepjepa.study.statistics import PairedT, paired_t
 PLAIN, LONGER = "regular-1.35x", "regular-1.75x"
 """Plain training for the FLOPs of ``branched``, and for those of ``separate``."""
 
+UNTRAINED = "untrained"
 LENGTHS = {PLAIN: "1.35 times as long", LONGER: "1.75 times as long"}
 FREE = ("nearest known question", "TF-IDF, characters", "TF-IDF, words")
 HITS = "hits_at_1"
+READINGS = {"best readout": "as it is", "ridge": "behind a ridge map", "canonical": "behind a canonical map"}
+"""How a model without a JEPA objective is read."""
+MAPPED = ("trained, ridge", "trained, canonical")
+"""Maps behind embeddings that training reads."""
 MORE, EQUAL, FEWER, ONE_SEED = "more", "not told apart", "fewer", "one seed"
 """What the difference of two models shows; see :func:`outcome`."""
 
@@ -36,30 +41,38 @@ class Model(NamedTuple):
     @property
     def short(self) -> bool:
         """Whether it is in the short table: neither variants nor maps behind embeddings that training reads are."""
-        return self.method != "trained, ridge" and any(self.arm == model.arm for model in MODELS)
+        return not self.method.startswith("trained, ") and any(self.arm == model.arm for model in MODELS)
 
 
 MODELS = (
     *(Model("none", method, method) for method in FREE),
     Model("untrained", "best readout", "untrained, best readout"),
     Model("untrained", "ridge", "untrained, ridge map"),
+    Model("untrained", "canonical", "untrained, canonical map"),
     *(
         Model(arm, method, f"plain, {length}, {words}")
         for arm, length in LENGTHS.items()
-        for method, words in (("best readout", "best readout"), ("ridge", "ridge map"))
+        for method, words in (("best readout", "best readout"), ("ridge", "ridge map"), ("canonical", "canonical map"))
     ),
     Model("branched-cosine", "trained", "LM loss + cosine, `branched`"),
     Model("branched-cosine", "trained, ridge", "LM loss + cosine, `branched`, ridge map"),
+    Model("branched-cosine", "trained, canonical", "LM loss + cosine, `branched`, canonical map"),
     Model("infonce-alone", "trained", "InfoNCE alone, `separate`"),
     Model("infonce-alone", "trained, ridge", "InfoNCE alone, `separate`, ridge map"),
+    Model("infonce-alone", "trained, canonical", "InfoNCE alone, `separate`, canonical map"),
     Model("branched-infonce", "trained", "LM loss + InfoNCE, `branched`"),
     Model("branched-infonce", "trained, ridge", "LM loss + InfoNCE, `branched`, ridge map"),
+    Model("branched-infonce", "trained, canonical", "LM loss + InfoNCE, `branched`, canonical map"),
     Model("separate-infonce", "trained", "LM loss + InfoNCE, `separate`"),
     Model("separate-infonce", "trained, ridge", "LM loss + InfoNCE, `separate`, ridge map"),
+    Model("separate-infonce", "trained, canonical", "LM loss + InfoNCE, `separate`, canonical map"),
     Model("branched-infonce-k0", "trained", "LM loss + InfoNCE, `branched`, no predictor tokens"),
     Model("separate-infonce-k0", "trained", "LM loss + InfoNCE, `separate`, no predictor tokens"),
     Model("separate-infonce-mean", "trained", "LM loss + InfoNCE, `separate`, means of texts"),
     Model("separate-infonce-mean", "trained, ridge", "LM loss + InfoNCE, `separate`, means of texts, ridge map"),
+    Model(
+        "separate-infonce-mean", "trained, canonical", "LM loss + InfoNCE, `separate`, means of texts, canonical map"
+    ),
 )
 VARIANTS = {
     "separate-infonce-0.05": "LM loss + InfoNCE of weight 0.05",
@@ -69,6 +82,7 @@ VARIANTS = {
     "separate-infonce-1-layer-15": "LM loss + InfoNCE of weight 1 in layer 15",
     "separate-infonce-1-middle": "LM loss + InfoNCE of weight 1 on means of layer 15",
     "separate-infonce-1-mean": "LM loss + InfoNCE of weight 1 on means of the last layer",
+    "separate-cosine-1-mean": "LM loss + cosine of weight 1 on means of the last layer",
     "separate-vicreg": "LM loss + VICReg",
     "separate-sigreg": "LM loss + SIGReg",
     "separate-infonce-wrong": "LM loss + InfoNCE, shuffled partners",
@@ -99,8 +113,14 @@ def of_model(rows: pd.DataFrame, arm: str, method: str) -> pd.DataFrame:
 def difference(
     rows: pd.DataFrame, ours: tuple[str, str], theirs: tuple[str, str], column: str = HITS
 ) -> PairedT | None:
-    """Return the t-test over the seeds of two models (arm, method), in points; None without a common seed."""
+    """Return the t-test over the seeds of two models (arm, method), in points; None without a common seed.
+
+    The model before training is one for all seeds: what is tested against it says nothing about other such models.
+    """
     first, second = (of_model(rows, *each)[column].dropna() for each in (ours, theirs))
+    if theirs[0] == UNTRAINED and len(second):
+        # One model, with which every seed began.
+        second = pd.Series(second.mean(), first.index)
     seeds = first.index.intersection(second.index)
     return paired_t(list(first[seeds]), list(second[seeds])) if len(seeds) else None
 
@@ -112,17 +132,25 @@ def plain_of(rows: pd.DataFrame, arm: str) -> str:
 
 
 def better_plain(rows: pd.DataFrame, arm: str) -> tuple[str, str]:
-    """Return plain training for the FLOPs of an arm, in the reading that finds more: ``best readout`` or ``ridge``."""
-    plain = plain_of(rows, arm)
-    hits = {method: of_model(rows, plain, method)[HITS].mean() for method in ("best readout", "ridge")}
-    # Without runs there is no mean.
-    return plain, max(hits, key=lambda method: -1 if math.isnan(hits[method]) else hits[method])
+    """Return the model without a JEPA objective whose reading finds most: plain training for the FLOPs of an arm.
+
+    Where that was not read behind a canonical map with all seeds of the arm, it is the model before any training, if
+    its canonical map finds more.
+    """
+    plain, seeds = plain_of(rows, arm), set(of_model(rows, arm, "trained").index)
+    hits = {}
+    for model in (*((plain, method) for method in READINGS), (UNTRAINED, "canonical")):
+        runs = of_model(rows, *model)[HITS].dropna()
+        if len(runs) and (model[0] == UNTRAINED or seeds <= set(runs.index) or model[1] != "canonical"):
+            hits[model] = runs.mean()
+    return max(hits, key=lambda model: hits[model], default=(plain, "ridge"))
 
 
 def models_with_runs(rows: pd.DataFrame) -> Iterator[tuple[Model, pd.DataFrame]]:
     """Yield the models that have runs, in the order of the table: those of ``MODELS``, then all others."""
     arms = [*VARIANTS, *sorted(set(rows.arm) - set(VARIANTS) - {model.arm for model in MODELS})]
-    ways = {"trained": "", "best readout": ", best readout", "ridge": ", ridge map", "trained, ridge": ", ridge map"}
+    ways = {"trained": "", "best readout": ", best readout"}
+    ways |= {trained + method: f", {method} map" for trained in ("", "trained, ") for method in ("ridge", "canonical")}
     others = [Model(arm, way, VARIANTS.get(arm, f"`{arm}`") + words) for arm in arms for way, words in ways.items()]
     for model in (*MODELS, *others):
         runs = of_model(rows, model.arm, model.method)
@@ -158,7 +186,9 @@ class Retrieval:
         of_file = runs[runs.file == data.file]
         self.answered = 0 if of_file.empty else int(of_file.records.max())
         compared = [
-            part for model, part in models_with_runs(self.rows) if model.arm in (*LENGTHS, *self.joint.values())
+            part
+            for model, part in models_with_runs(self.rows)
+            if model.arm in (*LENGTHS, *self.joint.values()) and not model.method.endswith("canonical")
         ]
         self.counts = sorted({len(part) for part in compared}) or [0]
 
@@ -209,9 +239,12 @@ class Retrieval:
         """A row whose candidates are the answers of the test file."""
         return self.rows[self.rows.method != "trained, all answers"].iloc[0]
 
-    def plain(self, arm: str) -> tuple[str, str]:
-        """Return plain training for the FLOPs of an arm, in the better of its two readings."""
-        return better_plain(self.rows, arm)
+    def plain(self, arm: str, column: str = HITS) -> tuple[str, str]:
+        """Return the model that an arm is compared with: for hits that of :func:`better_plain`.
+
+        For any other column it is plain training, since the model before training does not answer.
+        """
+        return better_plain(self.rows, arm) if column == HITS else (plain_of(self.rows, arm), "ridge")
 
     def over(self, arm: str, baseline: str | None = None, column: str = HITS) -> str:
         """Return the difference of an arm that was trained for retrieval from another, in points.
@@ -221,17 +254,22 @@ class Retrieval:
             baseline: an arm that was trained for retrieval, too; by default plain training for the FLOPs of ``arm``.
             column: what is compared.
         """
-        theirs = (baseline, "trained") if baseline else self.plain(arm)
+        theirs = (baseline, "trained") if baseline else self.plain(arm, column)
         return interval(difference(self.rows, (arm, "trained"), theirs, column))
 
     def mapped_over_plain(self, arm: str) -> str:
-        """Return the difference in hits of an arm behind a ridge map from plain training for its FLOPs, in points."""
-        return interval(difference(self.rows, (arm, "trained, ridge"), self.plain(arm)))
+        """Return the difference in hits of an arm behind its better map from :meth:`plain`, in points."""
+        return interval(difference(self.rows, (arm, self.better_map(arm)), self.plain(arm)))
+
+    def better_map(self, arm: str) -> str:
+        """Return the method of the map that finds more behind the embeddings that the training of an arm reads."""
+        hits = {method: of_model(self.rows, arm, method)[HITS].mean() for method in MAPPED}
+        return max(hits, key=lambda method: -1 if math.isnan(hits[method]) else hits[method])
 
     def shows(self, column: str = HITS) -> dict[str, str]:
         """Return what each layout's difference from plain training shows, of layouts that have runs beside it."""
         tests = {
-            layout: difference(self.rows, (arm, "trained"), self.plain(arm), column)
+            layout: difference(self.rows, (arm, "trained"), self.plain(arm, column), column)
             for layout, arm in self.joint.items()
         }
         return {layout: outcome(test) for layout, test in tests.items() if test is not None}
@@ -240,6 +278,11 @@ class Retrieval:
     def behind_plain(self) -> bool:
         """Whether InfoNCE beside the LM loss is shown to have fewer hits than plain training for its FLOPs."""
         return FEWER in self.shows().values()
+
+    @property
+    def ahead_of_plain(self) -> bool:
+        """Whether InfoNCE beside the LM loss is shown to have more hits than plain training for its FLOPs."""
+        return MORE in self.shows().values()
 
     def layouts(self) -> list[tuple[str, str]]:
         """Return the layouts of InfoNCE beside the LM loss that have runs, each with its arm."""
@@ -259,8 +302,8 @@ class Retrieval:
 
     @property
     def means(self) -> str:
-        """The arm that differs from ``separate`` in reading the mean of each text, without predictor tokens."""
-        return f"{self.joint['separate']}-mean"
+        """The arm of ``separate`` that reads the mean of each text, without predictor tokens."""
+        return f"{self.joint['separate'].removesuffix('-mean')}-mean"
 
     def choice(self, arm: str, method: str) -> str:
         """Return the readouts that were chosen, each once."""
@@ -275,8 +318,11 @@ class Retrieval:
         models = [
             *((arm, "trained", f"with InfoNCE beside the LM loss (`{layout}`)") for layout, arm in self.layouts()),
             ("infonce-alone", "trained", "with InfoNCE alone"),
-            *((arm, "ridge", f"with plain training, {length}, behind a ridge map") for arm, length in LENGTHS.items()),
-            *((arm, "best readout", f"with plain training, {length}, as it is") for arm, length in LENGTHS.items()),
+            *(
+                (arm, method, f"with plain training, {length}, {words}")
+                for method, words in reversed(READINGS.items())
+                for arm, length in LENGTHS.items()
+            ),
         ]
         return ", ".join(f"{self.score(*model)} % {words}" for *model, words in models if self.has(*model))
 
@@ -300,8 +346,9 @@ class Retrieval:
         if best is None or not self.has(*self.plain(best)):
             return "InfoNCE beside the LM loss and plain training are not both trained yet"
         share = 100 * of_model(self.rows, *self.plain(best))[HITS].mean() / hits[best]
-        reading = "behind a ridge map" if self.plain(best)[1] == "ridge" else "as it is"
-        return f"Plain training {reading} has {share:.0f} % of the hits of the better layout"
+        arm, method = self.plain(best)
+        reading = f"{'The model before any training' if arm == UNTRAINED else 'Plain training'} {READINGS[method]}"
+        return f"{reading} has {share:.0f} % of the hits of the better layout"
 
     def answers(self) -> str:
         """Write the right answers of the same models, and their differences from plain training."""
@@ -355,8 +402,8 @@ class Retrieval:
             seeds = NOTHING if model.arm == "none" else str(len(runs))
             row = [self._words(model), seeds, *(mean(runs[column]) for column in columns)]
             for column in ("right", HITS):
-                shown = model.arm not in ("none", "untrained", *LENGTHS)
-                plain = self.plain(model.arm)
+                shown = model.arm not in ("none", UNTRAINED, *LENGTHS)
+                plain = self.plain(model.arm, column)
                 test = difference(self.rows, (model.arm, model.method), plain, column) if shown else None
                 row.append(interval(test))
             lines.append(row)
@@ -374,7 +421,7 @@ def has_rows(file: str) -> bool:
 
 
 def claim(sets: Sequence[Retrieval]) -> str:
-    """Write what InfoNCE beside the LM loss is seen to give in retrieval, over plain training and its ridge map.
+    """Write what InfoNCE beside the LM loss is seen to give in retrieval, over plain training and its linear maps.
 
     First what the intervals show, then where they show nothing, and where a single seed has none.
     """
@@ -402,12 +449,13 @@ def claim(sets: Sequence[Retrieval]) -> str:
 
 SUMMARY = (
     ("plain training, as it is", PLAIN, "best readout"),
-    *((f"plain training, {length}, behind a linear map", arm, "ridge") for arm, length in LENGTHS.items()),
-    ("InfoNCE alone, each text alone", "infonce-alone", "trained"),
+    (f"plain training, {LENGTHS[LONGER]}, behind a ridge map", LONGER, "ridge"),
+    ("**the model before any training, behind a canonical map**", UNTRAINED, "canonical"),
     ("**InfoNCE beside the LM loss**, each text alone (`separate`)", "separate", "trained"),
+    ("the same on means of texts, without predictor tokens", "means", "trained"),
     ("**InfoNCE beside the LM loss**, the question in the record (`branched`)", "branched", "trained"),
 )
-"""The models of README: what they are called there; arm, or layout of the joint one; and method."""
+"""The models of README: what they are called there; arm, or layout of the joint one, or ``means``; and method."""
 
 
 def summary(data_sets: Sequence[Retrieval]) -> str:
@@ -420,18 +468,29 @@ def summary(data_sets: Sequence[Retrieval]) -> str:
     hits = [[words, *(_hits(each, arm, method) for each in data_sets)] for words, arm, method in SUMMARY]
     answers = [
         [
-            f"right answers of `{layout}` over plain training, points",
-            *(each.over(each.joint[layout], column="right") if layout in each.joint else NOTHING for each in data_sets),
+            f"right answers {of} over plain training, points",
+            *(each.over(arm, column="right") if (arm := _arm(each, model)) else NOTHING for each in data_sets),
         ]
-        for layout in JOINT
+        for model, of in (("separate", "of `separate`"), ("branched", "of `branched`"))
     ]
     return table(heads, [*hits, *answers])
 
 
+def _arm(data_set: Retrieval, model: str) -> str | None:
+    """Return the arm of a model of ``SUMMARY``; None if the data set has none."""
+    if model == "means":
+        return data_set.means if data_set.has(data_set.means) else None
+    arm = data_set.joint.get(model, None if model in JOINT else model)
+    return arm if model not in JOINT or arm != data_set.means else None
+
+
 def _hits(data_set: Retrieval, model: str, method: str) -> str:
-    arm = data_set.joint.get(model, model)
+    arm = _arm(data_set, model)
+    if arm is None:
+        return NOTHING
     if (arm, method) == (PLAIN, "best readout") and not data_set.has(arm, method):
         arm = LONGER  # the length of this row is not named
     hits = of_model(data_set.rows, arm, method)[HITS]
-    over = f" ({data_set.over(arm)})" if arm in data_set.joint.values() and len(hits) else ""
+    joint = arm in (*data_set.joint.values(), data_set.means)
+    over = f" ({data_set.over(arm)})" if joint and len(hits) else ""
     return NOTHING if hits.empty else f"{hits.mean():.1f}{over}"

@@ -13,6 +13,8 @@ JOINT = {"separate": "separate-infonce", "branched": "branched-infonce"}
 """The arms with InfoNCE beside the LM loss, by their layout, where a data set names no others."""
 WEIGHT_1 = {"separate": "separate-infonce-1"}
 """Those of SmolLM2."""
+MEANS = {"separate": "separate-infonce-1-mean"}
+"""Those of SmolLM2 where InfoNCE was run on means of texts alone."""
 
 
 class DataSet(NamedTuple):
@@ -69,6 +71,15 @@ DATA_SETS = (
         "the settings of `synth` with SmolLM2, nothing chosen anew. Readouts of plain training are of layers 0, 15 "
         "and 30",
         WEIGHT_1,
+    ),
+    DataSet(
+        "smollm2-spider",
+        "retrieval-smollm2-spider",
+        "Spider, SmolLM2-135M",
+        "2,000 records of Spider with SmolLM2-135M-Instruct and LoRA, one epoch (`retrieval-smollm2-spider.yaml`), "
+        "with the settings of `synth` with SmolLM2, nothing chosen anew. InfoNCE of weight 1 is on means of texts, "
+        "which had found most on `synth` and TURK. Readouts of plain training are of layers 0, 15 and 30",
+        MEANS,
     ),
 )
 RIGHT = {
