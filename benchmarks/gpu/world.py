@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_NAME, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa import JepaConfig, prepare
 from stepjepa.chat.special_tokens import add_predictor_tokens
@@ -103,7 +103,11 @@ class World:
         """A tokenizer with the predictor tokens of every mode."""
         tokenizer = train_tokenizer(iter(self._texts), 1024)
         add_predictor_tokens(tokenizer, 2)
-        return tokenizer
+        # As a folder of the shapes gives it: the tokenizer of a qwen2 is always read by that type's class.
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save_pretrained(folder)
+            (Path(folder) / CONFIG_NAME).write_text('{"model_type": "qwen2"}', encoding="utf-8")
+            return AutoTokenizer.from_pretrained(folder)
 
     def sizes(self, on_gpu: Any, in_smoke: Any) -> Any:
         return in_smoke if self.smoke else on_gpu

@@ -19,17 +19,17 @@ from stepjepa.objectives.setup import set_up
 
 
 def test_setting_up_changes_nothing(plain_tokenizer: Any) -> None:
-    tokenizer, model = copy.deepcopy(plain_tokenizer), tiny.make_model("qwen2")
+    tokenizer, model = copy.deepcopy(plain_tokenizer), tiny.make_model("qwen3")
     before = weights_fingerprint(model, tokenizer)
     set_up(model, tokenizer, JepaConfig(predictors=3))
-    attach_heads(model, {"predictor_head": nn.Linear(30, 30)})
+    attach_heads(model, {"predictor_head": nn.Linear(33, 33)})
     assert len(tokenizer) == len(plain_tokenizer) + 3
     assert weights_fingerprint(model, tokenizer) == before
     set_up(model, tokenizer, JepaConfig(mode="regular", plain=True))
     assert weights_fingerprint(model, tokenizer) == before
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2"], ids=["tied", "untied"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"], ids=["tied", "untied"])
 def test_an_adapter_changes_nothing(name: str, plain_tokenizer: Any) -> None:
     tokenizer, model = copy.deepcopy(plain_tokenizer), tiny.make_model(name)
     before = weights_fingerprint(model, tokenizer)
