@@ -279,7 +279,7 @@ def of_run(
     parts = slice(None, -test.data.chosen), slice(-test.data.chosen, None)
     fitted, held_out = ((known.source[part], known.target[part]) for part in parts)
     chosen = asked(test.data, train[parts[1]])
-    maps = fit_linear_maps(*fitted)
+    maps = [*fit_linear_maps(*fitted)]
     ranks = [reciprocal_rank(*mapped_sides(linear_map, held_out), chosen) for linear_map in maps]
     for method in METHODS:
         _, fit, linear_map = max(

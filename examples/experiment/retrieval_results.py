@@ -119,7 +119,7 @@ def difference(
     """
     first, second = (of_model(rows, *each)[column].dropna() for each in (ours, theirs))
     if theirs[0] == UNTRAINED and len(second):
-        # One model, with which every seed began.
+        # One model for all seeds: its own variation from seed to seed is in no interval.
         second = pd.Series(second.mean(), first.index)
     seeds = first.index.intersection(second.index)
     return paired_t(list(first[seeds]), list(second[seeds])) if len(seeds) else None
@@ -437,7 +437,7 @@ def claim(sets: Sequence[Retrieval]) -> str:
         text += f"more often than with plain training, even behind a linear map, on {listed(places[MORE])}."
     else:
         text = "**No gain in embeddings is shown for InfoNCE beside the LM loss.** The nearest text is not shown to be "
-        text += "the right one more often than with plain training behind a linear map."
+        text += "the right one more often than behind a linear map of a model without it."
     if FEWER in places:
         text += f" It is less often so on {listed(places[FEWER])}."
     if EQUAL in places:

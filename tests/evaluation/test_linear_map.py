@@ -43,7 +43,7 @@ def pairs(source: Any, target: Any) -> ViewEmbeddings:
 def test_a_ridge_map_by_hand() -> None:
     # Centred sources -1 and 1, targets -2 and 2. The scale is 2, so that the weight is 4 / (2 + 2 * penalty).
     known = pairs([[4], [6]], [[5], [9]])
-    maps = fit_linear_maps(known.source, known.target, [Fit("ridge", penalty) for penalty in (0.0, 1.0, 3.0)])
+    maps = [*fit_linear_maps(known.source, known.target, [Fit("ridge", penalty) for penalty in (0.0, 1.0, 3.0)])]
     assert [linear_map.weight.item() for linear_map in maps] == pytest.approx([2, 1, 0.5])
     mapped = maps[1].of_pairs(pairs([[8]], [[11]]))
     # (8 - 5) * 1, and 11 - 7: both without the mean target.
@@ -81,7 +81,7 @@ def test_canonical_maps_find_partners_whose_strong_directions_are_noise() -> Non
     source, target = np.c_[shared, noise], np.c_[10 * generator.normal(size=(211, 7)), shared]
     known, new = pairs(source[:150], target[:150]), pairs(source[150:], target[150:])
     ridge, canonical = (
-        fit_linear_maps(known.source, known.target, [Fit(method, 1e-4)])[0].of_pairs(new)
+        next(fit_linear_maps(known.source, known.target, [Fit(method, 1e-4)])).of_pairs(new)
         for method in ("ridge", "canonical")
     )
     found = {

@@ -1,4 +1,4 @@
-"""Run a decoder up to the layers that are read: those above them change no hidden state below."""
+"""Run a decoder up to the layer behind those that are read: further ones change no hidden state below."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STATES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 @contextmanager
 def running_up_to(model: nn.Module, layers: Sequence[int]) -> Iterator[list[int]]:
-    """Leave out the layers above the deepest of ``layers`` inside the block.
+    """Leave out the layers above the deepest of ``layers`` inside the block, all but one.
 
     A decoder runs whole if it lacks one of ``layers``, or if its hidden states are not those behind each layer of one
     list. Inside the block of one that does not, the last hidden states are not those of the model.

@@ -103,7 +103,6 @@ def serve_as_trained(
     Raises:
         UserError: the template can't be used, or the tokenizer would not be loaded again, or not as the same one.
     """
-    _check_class_name(tokenizer)
     check_saved_tokenizer(tokenizer, model.config)
     if plain:
         stop_ids = PlainTemplate(tokenizer).stop_ids
@@ -111,19 +110,6 @@ def serve_as_trained(
         template = ChatTemplate(tokenizer, variables)
         tokenizer.chat_template, stop_ids = template.saved, template.stop_ids
     set_generation_defaults(model, tokenizer, stop_ids)
-
-
-def _check_class_name(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ``UserError`` for a tokenizer of a model's own code whose saved folder could not be loaded.
-
-    transformers saves ``auto_map`` in the form that it loads only if module or class has "Tokenizer" in its name.
-    """
-    kind = type(tokenizer)
-    reference = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
-    if kind._auto_class is not None and "Tokenizer" not in reference:
-        fault = f"transformers saves the tokenizer's class {reference} so that it can't be loaded, for its name"
-        remedy = f"rename it to {kind.__name__}Tokenizer in its file and in tokenizer_config.json"
-        raise UserError(f"{fault}; in a copy of the model's folder, {remedy} (tokenizer_class and auto_map)")
 
 
 def save_generation_config(model: PreTrainedModel, folder: str | Path) -> None:

@@ -6,7 +6,7 @@ Retrieval behind such a map is the baseline of trained embeddings: it costs no t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self
 
@@ -116,8 +116,8 @@ class FittedMap:
         return f"FittedMap({records}, layer {layer}, pooling {pooling}, {self._fit})"
 
 
-def fit_linear_maps(sources: _Embeddings, targets: _Embeddings, fits: Sequence[Fit] = FITS) -> list[LinearMap]:
-    """Fit maps on known pairs, one for each fit, in float64.
+def fit_linear_maps(sources: _Embeddings, targets: _Embeddings, fits: Sequence[Fit] = FITS) -> Iterator[LinearMap]:
+    """Fit maps on known pairs in float64, one for each fit; only one at a time is made, since they may be large.
 
     Args:
         sources: ``[N, D]`` embeddings of known sources.
@@ -125,7 +125,8 @@ def fit_linear_maps(sources: _Embeddings, targets: _Embeddings, fits: Sequence[F
         fits: methods and penalties.
     """
     source, target = _Side.of(sources), _Side.of(targets)
-    return [(_ridge if fit.method == "ridge" else _canonical)(source, target, fit.penalty) for fit in fits]
+    for fit in fits:
+        yield (_ridge if fit.method == "ridge" else _canonical)(source, target, fit.penalty)
 
 
 class _Side(NamedTuple):
