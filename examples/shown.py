@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from stepjepa import UserError
@@ -91,10 +92,12 @@ def stepjepa(words: Sequence[str], path: Path | None) -> int:
 def step(name: str, line: str, log: Path, *, verbose: bool = False) -> None:
     """Run a command as one step of an example, which prints one line: its name and its time.
 
+    Progress bars on a terminal stand between two such lines.
+
     Args:
         name: of the step.
         line: what stands behind ``stepjepa``.
-        log: a file that gets the command and what it prints, at its end.
+        log: a file that gets the command, what it prints and its notes, at its end.
         verbose: print these, too.
 
     Raises:
@@ -103,17 +106,23 @@ def step(name: str, line: str, log: Path, *, verbose: bool = False) -> None:
     if verbose:
         command(line)
         return
-    print(f"{name:<28}", end="", flush=True)
-    start = time.time()
+    bars = sys.stderr.isatty()
+    print(f"{name:<28}", end="\n" if bars else "", flush=True)
+    start, notes = time.time(), io.StringIO()
     log.parent.mkdir(parents=True, exist_ok=True)
     # Warnings belong to what is printed; without effect where logging is set up.
     logging.basicConfig(filename=log, format="%(levelname)s %(name)s: %(message)s")
     with log.open("a", encoding="utf-8") as stream:
         print(f"$ stepjepa {line}", file=stream)
-        with redirect_stdout(stream):
-            code = stepjepa(shlex.split(line), None)
-    print(f"{time.time() - start:4.0f} s" if code == 0 else f"failed; see {log}", flush=True)
+        try:
+            with redirect_stdout(stream), nullcontext() if bars else redirect_stderr(notes):
+                code = stepjepa(shlex.split(line), None)
+        finally:
+            print(notes.getvalue(), end="", file=stream)
+    ending = f"{time.time() - start:4.0f} s" if code == 0 else f"failed; see {log}"
+    print(f"{name:<28}{ending}" if bars else ending, flush=True)
     if code:
+        print(notes.getvalue(), end="", file=sys.stderr)
         sys.exit(code)
 
 

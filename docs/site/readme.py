@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+RETRIEVAL = ("nearest answer", "the same behind a linear map")
+"""How the lines of ``evaluate`` begin that are shown."""
+
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
@@ -63,7 +66,7 @@ def searched() -> str:
                 raise SystemExit(f"error: stepjepa {shlex.join(words)}: exit code {code}")
             lines = output.getvalue().splitlines()
             if words[0] in ("evaluate", "search"):
-                result += [line for line in lines if words[0] == "search" or line.startswith("nearest answer")]
+                result += [line for line in lines if words[0] == "search" or line.startswith(RETRIEVAL)]
     return "\n".join(result)
 
 

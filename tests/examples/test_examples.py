@@ -59,7 +59,8 @@ def test_quickstart(
     assert "$ stepjepa train " in (tmp_path / "a" / "log.txt").read_text(encoding="utf-8")
     table = output.rpartition("plain training.\n\n")[2]
     for arm in ("plain", "cosine", "infonce", "plain-longer"):
-        assert re.search(rf"^  {arm} +[\d.]+ %", output, re.MULTILINE)
+        for name in (arm, f"{arm}, linear map") if arm.startswith("plain") else (arm,):
+            assert re.search(rf"^  {name} +[\d.]+%", output, re.MULTILINE)
         assert config_of(tmp_path / "a" / f"{arm}-82")["jepa_loss_type"] == (
             "infonce" if arm == "infonce" else "cosine"
         )
@@ -74,6 +75,31 @@ def test_quickstart(
     assert page.read_text(encoding="utf-8") == "before\n<!-- quickstart -->\n```text\nnew\n```\n<!-- end -->\nafter\n"
     with pytest.raises(SystemExit, match="has no lines <!-- quickstart full -->"):
         quickstart.paste(page, "quickstart full", "new")
+
+
+def test_a_step_prints_one_line_and_its_notes_are_in_the_log(
+    load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, log = load("shown"), tmp_path / "log.txt"
+
+    def command(words: list[str], path: Path | None) -> int:
+        print("a result")
+        print(f"about {words}", file=sys.stderr)
+        return int(words[0] == "wrong")
+
+    monkeypatch.setattr(shown, "stepjepa", command)
+    shown.step("first", "right a", log)
+    assert re.fullmatch(r"first {23} +0 s\n", capsys.readouterr().out)
+    assert log.read_text(encoding="utf-8") == "$ stepjepa right a\na result\nabout ['right', 'a']\n"
+    with pytest.raises(SystemExit) as ending:
+        shown.step("second", "wrong b", log)
+    # Why it failed is on the terminal, too.
+    assert ending.value.code == 1 and capsys.readouterr().err == "about ['wrong', 'b']\n"
+    # Bars stand between the two lines of a step on a terminal.
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    shown.step("third", "right c", log)
+    printed = capsys.readouterr()
+    assert re.fullmatch(r"third +\nthird {23} +0 s\n", printed.out) and printed.err == "about ['right', 'c']\n"
 
 
 def test_threads_are_no_more_than_free_cores(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
