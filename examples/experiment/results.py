@@ -29,7 +29,8 @@ from collect import FIGURES
 from embeddings import KEPT
 from frame import BASELINE, REFERENCE, TESTS, copies, objectives, partners, read, runs, same_flops, searched, test
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from retrieval_results import FEWER, HITS, MORE, Retrieval, claim, data_sets, has_rows, outcome, summary
+from retrieval_claims import claim, gain, summary
+from retrieval_results import FEWER, HITS, MORE, Retrieval, data_sets, has_rows, outcome
 from splits import read_splits
 
 from stepjepa.base.files import atomic_write, read_json_object, read_text
@@ -236,6 +237,10 @@ class Questions:
         )
         text = f"three predictor tokens change hits at 1 by {listed(points)}{nothing}"
         return f"{text}; the rest is contrastive training of last tokens"
+
+    def retrieval_gain(self) -> str:
+        """Return on which data sets InfoNCE finds more than linear maps."""
+        return gain(self.retrieval)
 
     def retrieval_summary(self) -> str:
         """Return the table of README: the hits of the models, what they gain and its price."""

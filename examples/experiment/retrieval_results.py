@@ -305,6 +305,11 @@ class Retrieval:
         """The arm of ``separate`` that reads the mean of each text, without predictor tokens."""
         return f"{self.joint['separate'].removesuffix('-mean')}-mean"
 
+    @property
+    def best_arm(self) -> str:
+        """The arm of InfoNCE beside the LM loss that README has: of pretrained models that on means, if it has runs."""
+        return self.means if self.pretrained and self.has(self.means) else self.joint["separate"]
+
     def choice(self, arm: str, method: str) -> str:
         """Return the readouts that were chosen, each once."""
         return "; ".join(f"`{readout}`" for readout in dict.fromkeys(of_model(self.rows, arm, method).choice))
@@ -418,79 +423,3 @@ def data_sets(runs: pd.DataFrame) -> list[Retrieval]:
 def has_rows(file: str) -> bool:
     """Return whether ``retrieval.py`` has written rows of a file of figures."""
     return retrieval.FILE.with_stem(file).exists()
-
-
-def claim(sets: Sequence[Retrieval]) -> str:
-    """Write what InfoNCE beside the LM loss is seen to give in retrieval, over plain training and its linear maps.
-
-    First what the intervals show, then where they show nothing, and where a single seed has none.
-    """
-    places: dict[str, list[str]] = {}
-    for each in sets:
-        shown = each.shows()
-        for result in dict.fromkeys(shown.values()):
-            layouts = [f"`{layout}`" for layout in shown if shown[layout] == result]
-            alike = len(layouts) == len(JOINT)
-            places.setdefault(result, []).append(each.name if alike else f"{each.name} ({', '.join(layouts)})")
-    if MORE in places:
-        text = "**What InfoNCE beside the LM loss is seen to give is embeddings.** The nearest text is the right one "
-        text += f"more often than with plain training, even behind a linear map, on {listed(places[MORE])}."
-    else:
-        text = "**No gain in embeddings is shown for InfoNCE beside the LM loss.** The nearest text is not shown to be "
-        text += "the right one more often than behind a linear map of a model without it."
-    if FEWER in places:
-        text += f" It is less often so on {listed(places[FEWER])}."
-    if EQUAL in places:
-        text += f" No difference is shown on {listed(places[EQUAL])}."
-    if ONE_SEED in places:
-        text += f" One seed, so nothing is claimed: {listed(places[ONE_SEED])}."
-    return text
-
-
-SUMMARY = (
-    ("plain training, as it is", PLAIN, "best readout"),
-    (f"plain training, {LENGTHS[LONGER]}, behind a ridge map", LONGER, "ridge"),
-    ("**the model before any training, behind a canonical map**", UNTRAINED, "canonical"),
-    ("**InfoNCE beside the LM loss**, each text alone (`separate`)", "separate", "trained"),
-    ("the same on means of texts, without predictor tokens", "means", "trained"),
-    ("**InfoNCE beside the LM loss**, the question in the record (`branched`)", "branched", "trained"),
-)
-"""The models of README: what they are called there; arm, or layout of the joint one, or ``means``; and method."""
-
-
-def summary(data_sets: Sequence[Retrieval]) -> str:
-    """Write for README the hits of the models, what the joint ones gain, and its price in answers.
-
-    Data sets with one seed, of which nothing is claimed, are left to the other pages unless all are of that kind.
-    """
-    data_sets = [each for each in data_sets if not each.one_seed] or data_sets
-    heads = ["", *(f"{each.name}, {each.seeds}{': no claim' if each.one_seed else ''}" for each in data_sets)]
-    hits = [[words, *(_hits(each, arm, method) for each in data_sets)] for words, arm, method in SUMMARY]
-    answers = [
-        [
-            f"right answers {of} over plain training, points",
-            *(each.over(arm, column="right") if (arm := _arm(each, model)) else NOTHING for each in data_sets),
-        ]
-        for model, of in (("separate", "of `separate`"), ("branched", "of `branched`"))
-    ]
-    return table(heads, [*hits, *answers])
-
-
-def _arm(data_set: Retrieval, model: str) -> str | None:
-    """Return the arm of a model of ``SUMMARY``; None if the data set has none."""
-    if model == "means":
-        return data_set.means if data_set.has(data_set.means) else None
-    arm = data_set.joint.get(model, None if model in JOINT else model)
-    return arm if model not in JOINT or arm != data_set.means else None
-
-
-def _hits(data_set: Retrieval, model: str, method: str) -> str:
-    arm = _arm(data_set, model)
-    if arm is None:
-        return NOTHING
-    if (arm, method) == (PLAIN, "best readout") and not data_set.has(arm, method):
-        arm = LONGER  # the length of this row is not named
-    hits = of_model(data_set.rows, arm, method)[HITS]
-    joint = arm in (*data_set.joint.values(), data_set.means)
-    over = f" ({data_set.over(arm)})" if joint and len(hits) else ""
-    return NOTHING if hits.empty else f"{hits.mean():.1f}{over}"

@@ -44,7 +44,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(EXPERIMENT))
     # Names as common as these may be taken by other tests' modules.
     names = ("data", "collect", "splits", "untouched", "frame", "cells", "retrieval", "pictures", "on_gpu")
-    names += ("retrieval_sets", "retrieval_results", "results")
+    names += ("retrieval_sets", "retrieval_results", "retrieval_claims", "results")
     for name in names:
         monkeypatch.delitem(importlib.sys.modules, name, raising=False)
     yield {name: importlib.import_module(name) for name in names}
@@ -350,7 +350,7 @@ def rows_of_retrieval(hits: dict[tuple[str, str], dict[str, float]]) -> list[dic
 def test_what_retrieval_shows_follows_its_intervals(
     scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    retrieval, module = scripts["retrieval"], scripts["retrieval_results"]
+    retrieval, module, claims = scripts["retrieval"], scripts["retrieval_results"], scripts["retrieval_claims"]
     monkeypatch.setattr(retrieval, "FILE", tmp_path / "retrieval.csv")
     plain, separate, branched = (
         ("regular-1.35x", "ridge"),
@@ -369,7 +369,7 @@ def test_what_retrieval_shows_follows_its_intervals(
     # Differences of 14 and 16 points, half a standard error of sqrt(2) apart: 15 - 12.706 and 15 + 12.706.
     assert synth.hits_over() == "`separate` +15.0 [+2.3, +27.7] and `branched` -15.0 [-27.7, -2.3]"
     assert turk.hits_over() == "`separate` +6.7 and `branched` -8.3"
-    text = module.claim([synth, turk])
+    text = claims.claim([synth, turk])
     assert text.startswith("**What InfoNCE beside the LM loss is seen to give is embeddings.**")
     assert "behind a linear map, on `synth` (`separate`). It is less often so on `synth` (`branched`)." in text
     assert text.endswith("One seed, so nothing is claimed: TURK.")
@@ -404,15 +404,42 @@ def test_what_retrieval_shows_follows_its_intervals(
     several[separate] = {"82": 39, "23": 56}
     retrieval.write(rows_of_retrieval(several), tmp_path / "retrieval.csv")
     synth = module.data_sets(table)[0]
-    text = module.claim([synth, turk])
+    text = claims.claim([synth, turk])
     assert text.startswith("**No gain in embeddings is shown for InfoNCE beside the LM loss.**")
     assert "No difference is shown on `synth` (`separate`)." in text
-    assert module.claim([turk]).startswith("**No gain in embeddings is shown")
+    assert claims.claim([turk]).startswith("**No gain in embeddings is shown")
     # Rows of a grid that has just begun.
     retrieval.write(rows_of_retrieval({branched: {"82": 24}}), tmp_path / "retrieval.csv")
     synth = module.data_sets(table)[0]
     assert (synth.seeds, synth.shows(), synth.hits_over()) == ("one seed", {}, "")
     assert "not both trained yet" in synth.share_of_plain()
+
+
+@pytest.mark.slow
+def test_readme_says_where_infonce_finds_more_than_any_linear_map(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retrieval, module, claims = scripts["retrieval"], scripts["retrieval_results"], scripts["retrieval_claims"]
+    monkeypatch.setattr(retrieval, "FILE", tmp_path / "retrieval.csv")
+    plain, infonce = ("regular-1.35x", "ridge"), ("separate-infonce", "trained")
+    table = pd.DataFrame([], columns=["file", "arm", "seed", "right", "headline", "records"])
+
+    def sets(hits: dict[str, float], before_training: float = 7) -> list:
+        rows = {plain: {"82": 40, "23": 50}, ("untrained", "canonical"): {"82": before_training}, infonce: hits}
+        retrieval.write(rows_of_retrieval(rows), tmp_path / "retrieval.csv")
+        return module.data_sets(table)
+
+    retrieval.write(rows_of_retrieval({plain: {"82": 48}, infonce: {"82": 60}}), tmp_path / "retrieval-turk.csv")
+    more = sets({"82": 54, "23": 66})
+    assert claims.gain(more) == "InfoNCE is shown to find more on `synth` and nowhere else that was tried."
+    # A data set with one seed is no row.
+    row = "| `synth`, 2 seeds | – | 45.0 (plain training) | 60.0 | +15.0 [+2.3, +27.7] | – |"
+    assert claims.summary(more).splitlines()[2:] == [row]
+    # The best map is that of the model before training.
+    equal = sets({"82": 54, "23": 66}, before_training=60)
+    assert claims.gain(equal) == "On no data set that was tried is InfoNCE shown to find more."
+    row = "| `synth`, 2 seeds | – | 60.0 (before training) | 60.0 | +0.0 [-76.2, +76.2] | – |"
+    assert claims.summary(equal).splitlines()[2:] == [row]
 
 
 def arms_on_a_gpu(on_gpu: ModuleType, folder: Path, names: str) -> list:

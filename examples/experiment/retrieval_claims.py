@@ -1,0 +1,95 @@
+"""What the data sets of retrieval show together, in words and as the table of README."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cells import NOTHING, listed, table
+from retrieval_results import (
+    EQUAL,
+    FEWER,
+    HITS,
+    LONGER,
+    MORE,
+    ONE_SEED,
+    PLAIN,
+    UNTRAINED,
+    Retrieval,
+    difference,
+    of_model,
+    outcome,
+)
+from retrieval_sets import JOINT
+
+
+def claim(sets: Sequence[Retrieval]) -> str:
+    """Write what InfoNCE beside the LM loss is seen to give in retrieval, over plain training and its linear maps.
+
+    First what the intervals show, then where they show nothing, and where a single seed has none.
+    """
+    places: dict[str, list[str]] = {}
+    for each in sets:
+        shown = each.shows()
+        for result in dict.fromkeys(shown.values()):
+            layouts = [f"`{layout}`" for layout in shown if shown[layout] == result]
+            alike = len(layouts) == len(JOINT)
+            places.setdefault(result, []).append(each.name if alike else f"{each.name} ({', '.join(layouts)})")
+    if MORE in places:
+        text = "**What InfoNCE beside the LM loss is seen to give is embeddings.** The nearest text is the right one "
+        text += f"more often than with plain training, even behind a linear map, on {listed(places[MORE])}."
+    else:
+        text = "**No gain in embeddings is shown for InfoNCE beside the LM loss.** The nearest text is not shown to be "
+        text += "the right one more often than behind a linear map of a model without it."
+    if FEWER in places:
+        text += f" It is less often so on {listed(places[FEWER])}."
+    if EQUAL in places:
+        text += f" No difference is shown on {listed(places[EQUAL])}."
+    if ONE_SEED in places:
+        text += f" One seed, so nothing is claimed: {listed(places[ONE_SEED])}."
+    return text
+
+
+def gain(sets: Sequence[Retrieval]) -> str:
+    """Write on which data sets InfoNCE beside the LM loss is shown to find more than any linear map without it."""
+    tests = {each.name: difference(each.rows, (each.best_arm, "trained"), each.plain(each.best_arm)) for each in sets}
+    shown = [name for name, test in tests.items() if test is not None and outcome(test) == MORE]
+    if not shown:
+        return "On no data set that was tried is InfoNCE shown to find more."
+    others = " and nowhere else that was tried" if len(shown) < len(sets) else ""
+    return f"InfoNCE is shown to find more on {listed(shown)}{others}."
+
+
+SUMMARY_HEADS = (
+    "",
+    "plain training, as it is",
+    "the best linear map without InfoNCE",
+    "**InfoNCE beside the LM loss**, as it is",
+    "over that map, points",
+    "right answers, over plain training, points",
+)
+
+
+def summary(data_sets: Sequence[Retrieval]) -> str:
+    """Write for README the hits of plain training, of the best linear map and of InfoNCE, and its price in answers.
+
+    A data set is a row. Those with one seed, of which nothing is claimed, are left to the other pages unless all are of
+    that kind.
+    """
+    data_sets = [each for each in data_sets if not each.one_seed] or data_sets
+    return table(SUMMARY_HEADS, [_summary_row(each) for each in data_sets])
+
+
+def _summary_row(data_set: Retrieval) -> list[str]:
+    rows, arm = data_set.rows, data_set.best_arm
+    baseline, method = data_set.plain(arm)
+    as_it_is = next((runs for each in (PLAIN, LONGER) if len(runs := of_model(rows, each, "best readout"))), None)
+    whose = "before training" if baseline == UNTRAINED else "plain training"
+    seeds = f"{len(of_model(rows, arm, 'trained'))} seeds{': no claim' if data_set.one_seed else ''}"
+    return [
+        f"{data_set.name}, {seeds}",
+        NOTHING if as_it_is is None else f"{as_it_is[HITS].mean():.1f}",
+        f"{of_model(rows, baseline, method)[HITS].mean():.1f} ({whose})",
+        f"{of_model(rows, arm, 'trained')[HITS].mean():.1f}",
+        data_set.over(arm),
+        data_set.over(arm, column="right"),
+    ]
