@@ -82,6 +82,15 @@ def test_it_says_why_a_record_is_no_question_of_retrieval():
     assert "not among" not in format_summary({**full_summary(), "retrieval": retrieval})
 
 
+def test_a_linear_map_of_an_earlier_version_is_one_of_ridge_regression():
+    """Its summary has no ``fit``, and --details ended in a KeyError."""
+    hits = {"mean": 0.5, "low": 0.25, "high": 0.75}
+    ranking = {"hits_at_1": hits, "queries": 7, "candidates": 5}
+    mapped = {**ranking, "file": "known.jsonl", "records": 31, "left_out": 0, "penalty": 0.01}
+    shown = format_summary({**full_summary(), "retrieval": {**ranking, "linear_map": mapped}}, details=True)
+    assert "fit of the linear map: ridge, penalty 0.01\n" in shown
+
+
 def test_the_first_lines_say_what_is_right_what_stopped_and_what_is_wrong():
     assert format_summary(full_summary()).splitlines() == [
         "right by exact match: 33.3% of 3 examples (95% interval 6.1 to 79.2%)",

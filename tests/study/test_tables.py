@@ -383,12 +383,29 @@ def test_linear_maps_of_other_records_are_shown_and_not_compared(runs):
         "behind a linear map: regular 25.0%, llm-jepa 25.0%; "
         "as it is, over regular behind the map: llm-jepa (+25.0 points)"
     )
-    note = "the linear maps are not fitted on the same records in all runs; where they are not, no difference is given"
+    fault = "the linear maps are not fitted on the same records, by the same fits, in all runs"
+    note = f"{fault}; where they are not, no difference is given until they are evaluated again, with `overwrite`"
     described = "regular 31 records of known.jsonl; llm-jepa 3,100 records of known.jsonl"
     assert f"{note}: {described}" in comparison.notes
     # The maps of the baseline must be one, too, to be a baseline.
     change(runs[0] / "test.summary.json", "retrieval", "linear_map", "records", to=3100)
     assert compare(runs).differences["llm-jepa"].over_linear_map is None
+
+
+def test_linear_maps_of_other_fits_are_shown_and_not_compared(runs):
+    """An evaluation of an earlier version tried ridge regression alone, and its summary names no fit."""
+    for run in runs:
+        retrieve(run, 0.5, behind_map=0.25)
+    for run in runs[:3]:
+        change(run / "test.summary.json", "retrieval", "linear_map", "fit", to=None)
+    comparison = compare(runs)
+    assert not any(name.startswith("linear_map") for name in comparison.differences["llm-jepa"].retrieval)
+    (note,) = (note for note in comparison.notes if "linear maps" in note)
+    regular = "regular 31 records of known.jsonl, by ridge regression alone"
+    assert note.endswith(f"with `overwrite`: {regular}; llm-jepa 31 records of known.jsonl")
+    for run in runs[3:]:
+        change(run / "test.summary.json", "retrieval", "linear_map", "fit", to=None)
+    assert not any("linear maps" in note for note in compare(runs).notes)
 
 
 def test_the_file_of_a_linear_map_is_known_by_its_content(runs):

@@ -158,7 +158,8 @@ def _linear_map(mapped: JsonObject | None) -> Iterator[str]:
     if mapped is None:
         return
     yield from (f"behind the linear map, {line}" for line in _retrieval(mapped))
-    yield f"fit of the linear map: {mapped['fit']}, penalty {mapped['penalty']:g}"
+    # A summary of an earlier version, which knew no other fit, names none.
+    yield f"fit of the linear map: {mapped.get('fit') or 'ridge'}, penalty {mapped['penalty']:g}"
     if left_out := mapped["left_out"]:
         yield f"not used for the linear map: {counted(left_out, 'record')} whose question is in the test file"
 

@@ -218,7 +218,7 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     own_runs, base_runs = zip(*pairs, strict=True) if pairs else ((), ())
     # Shares of other questions, such as steps instead of whole answers, have no difference.
     ranked_alike = all(own_run.ranked == base_run.ranked for own_run, base_run in pairs)
-    # A map that is fitted on more or other records finds more, whatever the training was.
+    # A map that is fitted on more or other records, or by more fits, finds more, whatever the training was.
     mapped_alike = ranked_alike and all(own_run.map_records == base_run.map_records for own_run, base_run in pairs)
     alike = (*(RETRIEVAL_MEASURES if ranked_alike else ()), *(MAPPED_MEASURES if mapped_alike else ()))
     retrieval = {name: _paired_t(own_runs, base_runs, name) for name in alike}

@@ -88,6 +88,7 @@ class _Ranking:
 class _MappedRanking(_Ranking):
     file: str = "an unknown file"
     records: int | None = None
+    fit: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +151,7 @@ class EvaluatedRun:
     noted: tuple[str, ...] = ()  # other changes between launches: versions, machines, processes
     readout: str | None = None  # where the embeddings of retrieval were read
     ranked: str | None = None  # what retrieval ranked: views, and numbers of queries and candidates
-    map_records: str | None = None  # which records the linear map in front of retrieval is fitted on
+    map_records: str | None = None  # which records the linear map in front of retrieval is fitted on, and by what
 
     def __repr__(self) -> str:
         return f"EvaluatedRun('{self.folder}', evaluation {self.evaluation}, seed {self.seed})"
@@ -264,7 +265,8 @@ def _describe_ranked(ranking: _Ranking) -> str:
 def _describe_map_records(summary: _Summary) -> str | None:
     """Describe what a linear map is fitted on: ``900 records of train.jsonl (sha256 0123456789ab)``; None for no map.
 
-    The same file has the same description under any folder.
+    The same file has the same description under any folder. A summary without a ``fit`` is of a version that tried
+    ridge regression alone.
     """
     mapped = None if summary.retrieval is None else summary.retrieval.linear_map
     if mapped is None:
@@ -272,7 +274,9 @@ def _describe_map_records(summary: _Summary) -> str | None:
     records = "records" if mapped.records is None else counted(mapped.records, "record")
     asked = summary.settings.other.get("retrieval")
     digest = asked.get("linear_map") if isinstance(asked, dict) else None
-    return f"{records} of {Path(mapped.file).name}{f' (sha256 {str(digest)[:12]})' if digest else ''}"
+    content = f" (sha256 {str(digest)[:12]})" if digest else ""
+    fits = ", by ridge regression alone" if mapped.fit is None else ""
+    return f"{records} of {Path(mapped.file).name}{content}{fits}"
 
 
 def _required(folder: Path, name: str, part: T | None) -> T:
