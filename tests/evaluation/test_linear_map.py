@@ -1,6 +1,7 @@
 """A linear map behind embeddings: by hand, against scikit-learn, and evaluations that fit one."""
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -18,9 +19,10 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.questions import not_in_test
 from stepjepa.data.record import Record
 from stepjepa.evaluation.map_fitting import choose_readout, fit_map, places_to_try
-from stepjepa.evaluation.mapped_retrieval import not_in_test, rank_behind_map
+from stepjepa.evaluation.mapped_retrieval import rank_behind_map
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.evaluation.summary_text import format_summary
 from stepjepa.objectives.embedding import normalised
@@ -155,21 +157,59 @@ def test_questions_of_the_test_file_are_not_fitted_on(jepa: Jepa) -> None:
         fit_map(embedder, known[1:], places_to_try(CONFIG, None), file="known.jsonl", kind="records of some kind")
 
 
+class Watched:
+    """An embedder of random pairs, whose every record has one; it keeps the questions that it is given."""
+
+    reader = SimpleNamespace(config=CONFIG)
+    tokenizer = SimpleNamespace(
+        count_anew=lambda: None, tokenize_each=lambda given: [SimpleNamespace(all_pairs=(0,))] * len(given)
+    )
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def at(self, given: Sequence[Record], places: Sequence[ReadoutPlace]) -> dict[ReadoutPlace, ViewEmbeddings]:
+        self.asked.append([str(record.messages[0]["content"]) for record in given])
+        drawn = np.random.default_rng(len(given)).normal(size=(2, len(given), 3))
+        return {place: pairs(*drawn) for place in places}
+
+
+def asked_of(given: Sequence[Record]) -> list[list[str]]:
+    """The questions of known pairs, of those that compare maps, and of all."""
+    watched = Watched()
+    fitted = fit_map(watched, given, places_to_try(CONFIG, None), file=None)  # type: ignore[arg-type]
+    assert fitted.records == len(given) == len(watched.asked[2])
+    return watched.asked
+
+
 def test_records_that_choose_the_penalty_are_none_that_the_maps_to_choose_from_know() -> None:
-    asked: list[set[str]] = []
+    known, held_out, _ = asked_of(records(TWENTY, "known"))
+    assert (len(known), len(held_out)) == (18, 2) and not {*known} & {*held_out}
 
-    class Watched:
-        reader = SimpleNamespace(config=CONFIG)
 
-        def at(self, given: Sequence[Record], places: Sequence[ReadoutPlace]) -> dict[ReadoutPlace, ViewEmbeddings]:
-            asked.append({str(record.messages) for record in given})
-            drawn = np.random.default_rng(len(given)).normal(size=(2, len(given), 3))
-            return {place: pairs(*drawn) for place in places}
+def test_maps_that_are_compared_know_no_other_answer_to_a_question() -> None:
+    """A map that knows a question finds its answers by heart, so that the smallest penalty was chosen."""
+    twice = [*records(TWENTY, "known"), *records([text.upper() for text in TWENTY], "known")]
+    known, held_out, _ = asked_of(twice)
+    assert len(held_out) == 4 and len(known) == 32
+    assert not {text.casefold() for text in known} & {text.casefold() for text in held_out}
+    # Too few would be left.
+    known, held_out, _ = asked_of(records(["one"] * 20, "known"))
+    assert (len(known), len(held_out)) == (18, 2)
 
-    fitted = fit_map(Watched(), records(TWENTY, "known"), places_to_try(CONFIG, None), file=None)  # type: ignore[arg-type]
-    known, held_out, every = asked
-    assert (len(known), len(held_out), len(every), fitted.records) == (18, 2, 20, 20)
-    assert not known & held_out
+
+def test_records_that_choose_have_pairs(jepa: Jepa) -> None:
+    """It ended with "none of 2 records has a pair", whatever the others had."""
+    given = [replace(record, views=()) for record in records([*TWENTY, "eleven", "twelve"], "question")]
+    chosen = random.Random(0).sample(range(22), 22)
+    for number in chosen[2:]:
+        given[number] = replace(given[number], views=None)
+    embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
+    assert fit_map(embedder, given, places_to_try(CONFIG, None), file="known.jsonl").records == 20
+    given[chosen[5]] = replace(given[chosen[5]], views=())
+    fault = r"known.jsonl: has 19 records with a pair within max_length 512 \(3 of 22 records have no pair: .*\), of 22"
+    with pytest.raises(UserError, match=f"{fault}; a linear map is fitted on at least 20"):
+        fit_map(embedder, given, places_to_try(CONFIG, None), file="known.jsonl")
 
 
 def test_records_without_a_pair_are_counted_by_file_and_noted(jepa: Jepa, capsys: pytest.CaptureFixture[str]) -> None:

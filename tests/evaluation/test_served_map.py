@@ -96,6 +96,8 @@ def test_what_can_not_be_fitted_or_read(folder: Path) -> None:
         stepjepa.fit_linear_map(jepa, records()[:19])
     with pytest.raises(ValueError, match="layer: expected -3 to 2 for a model of 2 layers, got 5"):
         stepjepa.fit_linear_map(jepa, records(), layer=5)
+    with pytest.raises(TypeError, match="layer: expected a whole number, got '1'"):
+        stepjepa.fit_linear_map(jepa, records(), layer="1")  # type: ignore[arg-type]
     fitted = stepjepa.fit_linear_map(jepa, records(), layer=1)
     with pytest.raises(ValueError, match=r"vectors: expected \[N, 5\] as the map was fitted on, got \[2, \d+\]"):
         jepa.embed(QUERIES, linear_map=replace(fitted, linear_map=LinearMap(np.eye(5), np.ones(5), np.ones(5))))

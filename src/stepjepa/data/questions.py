@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.messages import SYSTEM_ROLES
+from stepjepa.data.record import Record
 
 FORMS: dict[str, Callable[[str], str]] = {
     "exact": lambda text: text,
@@ -29,3 +30,9 @@ def question_hashes(messages: Sequence[JsonObject]) -> dict[str, int]:
         digest = hashlib.blake2b(question.encode("utf-8", "surrogatepass"), digest_size=8)
         hashes[form] = int.from_bytes(digest.digest(), "big")
     return hashes
+
+
+def not_in_test(records: Sequence[Record], test: Sequence[Record]) -> list[Record]:
+    """Return the records whose question, but for case and white space, is in no test record."""
+    tested = {question_hashes(record.messages)["normalised"] for record in test}
+    return [record for record in records if question_hashes(record.messages)["normalised"] not in tested]

@@ -41,9 +41,9 @@ def fit_linear_map(
         batch_size: sequences at a time.
 
     Raises:
-        TypeError: ``jepa`` is no ``Jepa``.
+        TypeError: ``jepa`` is no ``Jepa``, or ``layer`` no whole number.
         ValueError: the model has no such layer.
-        UserError: a record is wrong, there are too few, or a part of them has no pair.
+        UserError: a record is wrong, or too few have a pair.
 
     Example:
         >>> fitted = stepjepa.fit_linear_map(jepa, stepjepa.read_records("train.jsonl"))
@@ -55,8 +55,8 @@ def fit_linear_map(
     if jepa.system_prompt is not None and not jepa.config.plain:
         known = with_system_prompt(known, jepa.system_prompt)
     layers = number_of_layers(jepa.model)
-    check_layer(layers, -1 if layer is None else layer, "layer")
     unknown_place = not jepa.has_objective and layer is None and pooling is None
     embedder = jepa.pair_embedder(batch_size, layer=layer, pooling="mean" if unknown_place else pooling)
+    check_layer(layers, -1 if layer is None else layer, "layer")
     places = places_to_try(embedder.reader.config, layers if unknown_place else None)
     return fit_map(embedder, known, places, file=known[0].path if known else None)

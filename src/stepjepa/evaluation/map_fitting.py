@@ -10,6 +10,7 @@ from typing import NamedTuple
 from stepjepa.base.errors import UserError
 from stepjepa.base.terminal import note
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.questions import not_in_test
 from stepjepa.data.record import Record
 from stepjepa.data.summarising import system_prompts
 from stepjepa.evaluation.retrieval import rank_targets
@@ -21,7 +22,7 @@ MOST_COMPARED = 1000
 """Most records that maps are fitted on while places and fits are compared, and most that they are compared on."""
 
 FEWEST_RECORDS = 20
-"""Fewest records that a map is fitted on."""
+"""Fewest records with a pair that a map is fitted on."""
 
 
 class Choice(NamedTuple):
@@ -83,23 +84,47 @@ def fit_map(
 
     Args:
         embedder: embeds pairs.
-        records: at least :data:`FEWEST_RECORDS`.
+        records: at least :data:`FEWEST_RECORDS` that have a pair.
         places: where embeddings may be read.
         file: the records' file, for the error; None for none.
         kind: which records of the file they are.
 
     Raises:
-        UserError: there are too few records, or a part of them has no pair.
+        UserError: there are too few records, or too few have a pair.
     """
     if len(records) < FEWEST_RECORDS:
         raise UserError(f"has {len(records):,} {kind}; a linear map is fitted on at least {FEWEST_RECORDS}", path=file)
-    count = min(MOST_COMPARED, len(records) // 10)
-    # The file may be sorted.
-    drawn = random.Random(0).sample(records, min(count + MOST_COMPARED, len(records)))
-    known, held_out = embedder.at(drawn[count:], places), embedder.at(drawn[:count], places)
+    known, held_out = (embedder.at(part, places) for part in _drawn(embedder, records, file, kind))
     place, fit = choose_readout(known, held_out, embedder.reader.config)
     pairs = embedder.at(records, [place])[place]
     if pairs.without_pair is not None:
         note(f"not used for the linear map: {pairs.without_pair}")
     (linear_map,) = fit_linear_maps(pairs.source, pairs.target, [fit])
     return FittedMap(linear_map, place, fit, len({*pairs.record.tolist()}), tuple(system_prompts(records)))
+
+
+def _drawn(
+    embedder: PairEmbedder, records: Sequence[Record], file: str | os.PathLike[str] | None, kind: str
+) -> tuple[Sequence[Record], Sequence[Record]]:
+    """Draw records that maps are fitted on, and records that compare them: all with a pair, no question in both.
+
+    A map that knows a question finds one of its answers, however little it has learnt of others.
+    """
+    count = min(MOST_COMPARED, len(records) // 10)
+    # The file may be sorted.
+    drawn = random.Random(0).sample(records, min(count + MOST_COMPARED, len(records)))
+    embedder.tokenizer.count_anew()
+    tokenized = embedder.tokenizer.tokenize_each(drawn)
+    usable = [
+        record for record, tokens in zip(drawn, tokenized, strict=True) if tokens is not None and tokens.all_pairs
+    ]
+    if len(usable) < FEWEST_RECORDS:
+        why = embedder.tokenizer.without_pair
+        limit = f"within max_length {embedder.reader.config.max_length}{f' ({why})' if why else ''}"
+        fault = f"has {len(usable):,} {kind} with a pair {limit}, of {len(drawn):,}"
+        raise UserError(f"{fault}; a linear map is fitted on at least {FEWEST_RECORDS}", path=file)
+    count = len(usable) * count // len(drawn)
+    known, held_out = usable[count:], usable[:count]
+    apart = not_in_test(known, held_out)
+    # Where all records have a few questions, every map knows them.
+    return apart if len(apart) >= FEWEST_RECORDS // 2 else known, held_out

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.questions import question_hashes
 from stepjepa.data.record import Record
 from stepjepa.evaluation.retrieval import Retrieval, rank_targets
 from stepjepa.objectives.linear_map import FittedMap
@@ -35,12 +34,6 @@ class MappedRetrieval:
         method, penalty = self.fitted.fit
         fitted = {"records": self.fitted.records, "left_out": self.left_out, "fit": method, "penalty": penalty}
         return {"file": self.file, **fitted, **self.retrieval.summary()}
-
-
-def not_in_test(records: Sequence[Record], test: Sequence[Record]) -> list[Record]:
-    """Return the records whose question, but for case and white space, is in no test record."""
-    tested = {question_hashes(record.messages)["normalised"] for record in test}
-    return [record for record in records if question_hashes(record.messages)["normalised"] not in tested]
 
 
 def rank_behind_map(

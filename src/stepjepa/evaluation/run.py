@@ -21,6 +21,7 @@ from stepjepa.base.settings_in_text import renaming_settings
 from stepjepa.base.terminal import note
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.data.bad_records import BadRecords
+from stepjepa.data.questions import not_in_test
 from stepjepa.data.record import Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher
@@ -238,7 +239,7 @@ class Evaluation:
         says nothing of where its embeddings are best.
         """
         from stepjepa.evaluation.map_fitting import fit_map, places_to_try
-        from stepjepa.evaluation.mapped_retrieval import not_in_test, rank_behind_map
+        from stepjepa.evaluation.mapped_retrieval import rank_behind_map
         from stepjepa.evaluation.retrieval import answer_names, rank_targets
         from stepjepa.models.architecture import number_of_layers
         from stepjepa.objectives.reading import embedding_config, has_objective
