@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -124,3 +125,17 @@ def test_texts_are_embedded_by_the_layers_below_the_readout(architecture: str, t
     # All layers are there again.
     assert run_by(lambda: jepa.embed(TEXTS), layers) == [0, 1, 2, 3, 4]
     assert jepa.answer("Name a colour", max_new_tokens=7) == untouched.answer("Name a colour", max_new_tokens=7)
+
+
+def test_threads_that_share_a_model_take_turns(tiny_tokenizer: Any) -> None:
+    """A server answers requests in threads: one ran the layers that another one had left, and saw its hooks."""
+    jepa = Jepa(make("llama"), tiny_tokenizer, JepaConfig(layout="separate", predictors=1))
+    calls: list[Callable[[], Any]] = [
+        lambda: jepa.embed(TEXTS, layer=1).tolist(),
+        lambda: jepa.embed(TEXTS[:2]).tolist(),
+        lambda: jepa.answer(TEXTS[1], max_new_tokens=7),
+    ]
+    alone = [call() for call in calls]
+    with ThreadPoolExecutor(3) as threads:
+        together = [*threads.map(lambda number: calls[number % 3](), range(30))]
+    assert together == alone * 10

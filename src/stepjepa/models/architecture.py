@@ -6,7 +6,9 @@ Heads are trained with the model but saved in files of their own.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +18,9 @@ from transformers import PreTrainedModel
 
 # The submodule of a model that holds the heads, each under its own name.
 HEADS = "term_heads"
+
+_TURNS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+"""The lock of each model that threads read in turn."""
 
 
 def base_model(model: Any) -> Any:
@@ -54,8 +59,11 @@ def keeping_modes(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode inside the block; afterwards every module is in its own mode again."""
-    with keeping_modes(model):
+    """Switch a model to evaluation mode inside the block; afterwards every module is in its own mode again.
+
+    Threads take turns, since embedding puts hooks on the model and layers out of it.
+    """
+    with _TURNS.setdefault(model, RLock()), keeping_modes(model):
         model.eval()
         yield
 
