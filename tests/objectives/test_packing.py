@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
@@ -39,6 +40,19 @@ def test_a_token_meets_some_of_the_experts(tiny_model: ModelFactory) -> None:
 def test_every_architecture_has_costs(architecture: str, tiny_model: ModelFactory) -> None:
     result = cpu_costs(tiny_model(architecture))
     assert min(result.token, result.pair, result.query, result.key) > 0
+
+
+def test_settings_that_layers_do_not_share_are_those_of_the_first() -> None:
+    """transformers refuses to say what the head size of Gemma 4 is: it may be another one in each layer."""
+    if "gemma4_text" not in CONFIG_MAPPING:
+        pytest.skip("this transformers has no Gemma 4")
+    sizes = {"hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 37}
+    few = {"vocab_size": 101, "vocab_size_per_layer_input": 101, "hidden_size_per_layer_input": 8}
+    config = AutoConfig.for_model("gemma4_text", num_hidden_layers=2, head_dim=12, **sizes, **few)
+    with pytest.raises(RuntimeError, match="per-layer"):
+        _ = config.head_dim
+    result = cpu_costs(AutoModelForCausalLM.from_config(config))
+    assert result.pair == pytest.approx(3 * (constants.NS_SCORE + 12 * constants.NS_HEAD_FEATURE))
 
 
 def test_processes_run_one_pass_each_and_a_gpu_no_calls(tiny_model: ModelFactory) -> None:

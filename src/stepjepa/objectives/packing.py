@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,7 +37,7 @@ def cpu_costs(model: PreTrainedModel) -> Costs:
     config = base_model(model).config.get_text_config()
 
     def size(names: str, default: int) -> int:
-        values = (getattr(config, name, None) for name in names.split())
+        values = (_setting(config, name) for name in names.split())
         return next((value for value in values if isinstance(value, int) and value > 0), default)
 
     width, heads = size("hidden_size", 1), size("num_attention_heads", 1)
@@ -58,6 +58,14 @@ def cpu_costs(model: PreTrainedModel) -> Costs:
         call=NS_CALL,
         forward=NS_FORWARD,
     )
+
+
+def _setting(config: Any, name: str) -> object:
+    """Return a setting of a configuration, that of the first layer where layers differ; None if it has none."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # of transformers, for such a setting of Gemma 4
+        return getattr(config.per_layer_config[0], name, None)
 
 
 def packing(
