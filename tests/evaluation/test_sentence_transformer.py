@@ -8,50 +8,26 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Regex, pre_tokenizers
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from chat_templates import FORMS, in_form
+from exported_folders import TEXTS, export, sentence_transformer
 from stepjepa import Jepa, JepaConfig, fit_linear_map
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
-from stepjepa.evaluation.sentence_transformer import write_sentence_transformer
 from stepjepa.objectives.inputs import EmbedOptions
-from tiny import VOCABULARY, make_model
-
-TEXTS = [
-    "What is 3+4+5?",
-    "Name a colour",
-    " padded with blanks ",
-    "two\n\nlines\n",
-    "日本",
-    "So it is, and here is a longer text than the others, with a full stop.",
-    "x",
-]
-
+from tiny import make_model
 
 # How Llama 3 and Qwen split a text into words: line ends stay together.
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-
-
-def sentence_transformer(folder: Path) -> Any:
-    library = pytest.importorskip("sentence_transformers", reason="needs the extra 'embeddings'")
-    return library.SentenceTransformer(str(folder), device="cpu")
-
-
-def export(jepa: Jepa, folder: Path, **options: Unpack[EmbedOptions]) -> Path:
-    folder.mkdir()
-    write_sentence_transformer(jepa, folder, "m", **options)
-    return folder
 
 
 @pytest.mark.sample(2)
@@ -242,79 +218,6 @@ def test_a_linear_map_is_in_the_folder(
     readme = (tmp_path / "st" / "README.md").read_text()
     assert "behind a linear map fitted on 31 records" in readme
     assert "A server that reads the last token of the last layer, as vLLM does, gives other vectors" in readme
-
-
-@pytest.mark.parametrize("options", [{"layer": 2}, {"layer": -4, "pooling": "mean"}], ids=str)
-@pytest.mark.parametrize(
-    ("architecture", "changes"),
-    [
-        ("llama", {"num_hidden_layers": 5}),
-        ("gpt2", {"n_layer": 5}),
-        (
-            "gemma3_window",
-            {"num_hidden_layers": 5, "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"]},
-        ),
-    ],
-)
-def test_layers_above_the_readout_are_left_out(
-    architecture: str, changes: dict[str, Any], options: EmbedOptions, tiny_tokenizer: Any, tmp_path: Path
-) -> None:
-    jepa = Jepa(make_model(architecture, **changes), tiny_tokenizer, JepaConfig(predictors=0))
-    before = {name: value.clone() for name, value in jepa.model.state_dict().items()}
-    folder = export(jepa, tmp_path / "st", **options)
-    assert AutoConfig.from_pretrained(folder).num_hidden_layers == 3
-    assert "at layer 2 (this folder has the 3 layers of 5 that it needs)" in (folder / "README.md").read_text()
-    model = sentence_transformer(folder)
-    np.testing.assert_allclose(model.encode_query(TEXTS), jepa.embed(TEXTS, **options), atol=1e-5)
-    np.testing.assert_allclose(model.encode_document(TEXTS), jepa.embed(TEXTS, "target", **options), atol=1e-5)
-    # The model has all its layers, as they were.
-    after = jepa.model.state_dict()
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[name], value) for name, value in before.items())
-    assert jepa.model.config.num_hidden_layers == 5
-
-
-def test_layers_that_a_shorter_configuration_would_change_stay(tiny_tokenizer: Any, tmp_path: Path) -> None:
-    """The last layers use keys and values of earlier ones, and their configuration counts them from the end."""
-    if "gemma4_text" not in CONFIG_MAPPING:
-        pytest.skip("this transformers has no Gemma 4")
-    sizes = {"hidden_size": 36, "intermediate_size": 28, "num_attention_heads": 3, "num_key_value_heads": 1}
-    kinds = [*["sliding_attention"] * 2, "full_attention", "sliding_attention", "full_attention"]
-    config = AutoConfig.for_model(
-        "gemma4_text",
-        **sizes,
-        head_dim=10,
-        global_head_dim=10,
-        num_hidden_layers=5,
-        num_kv_shared_layers=2,
-        layer_types=kinds,
-        hidden_size_per_layer_input=6,
-        vocab_size_per_layer_input=VOCABULARY,
-        vocab_size=VOCABULARY,
-        pad_token_id=0,
-    )
-    jepa = Jepa(AutoModelForCausalLM.from_config(config).eval(), tiny_tokenizer, JepaConfig(predictors=0))
-    folder = export(jepa, tmp_path / "st", layer=2)
-    assert AutoConfig.from_pretrained(folder).num_hidden_layers == 5
-    assert "at layer 2." in (folder / "README.md").read_text()
-    loaded = sentence_transformer(folder)
-    np.testing.assert_allclose(loaded.encode_query(TEXTS), jepa.embed(TEXTS, layer=2), atol=1e-5)
-
-
-def test_a_decoder_that_is_loaded_as_a_part_of_something(tiny_tokenizer: Any, tmp_path: Path) -> None:
-    """AutoModel loads an OPTModel, whose weights have other names than those of the OPTDecoder inside it."""
-    jepa = Jepa(make_model("opt"), tiny_tokenizer, JepaConfig(predictors=0))
-    for number, options in enumerate([EmbedOptions(), EmbedOptions(layer=1, pooling="mean")]):
-        model = sentence_transformer(export(jepa, tmp_path / f"st{number}", **options))
-        np.testing.assert_allclose(model.encode_query(TEXTS), jepa.embed(TEXTS, **options), atol=1e-5)
-
-
-def test_a_decoder_that_is_not_loaded_alone_is_refused(tiny_tokenizer: Any, tmp_path: Path) -> None:
-    sizes = {"d_model": 36, "decoder_layers": 2, "decoder_attention_heads": 3, "decoder_ffn_dim": 28}
-    config = AutoConfig.for_model("bart", vocab_size=VOCABULARY, is_decoder=True, max_position_embeddings=509, **sizes)
-    jepa = Jepa(AutoModelForCausalLM.from_config(config).eval(), tiny_tokenizer, JepaConfig(predictors=0))
-    with pytest.raises(UserError, match="written: AutoModel of transformers does not load a BartDecoder; use 'stepj"):
-        export(jepa, tmp_path / "st")
 
 
 def test_the_last_layer_by_its_number_is_the_last_layer(tiny_tokenizer: Any, tmp_path: Path) -> None:

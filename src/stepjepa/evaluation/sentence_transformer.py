@@ -8,7 +8,7 @@ of a text's tokens, the template writes copies of the tokens in front of it, and
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
@@ -120,6 +120,8 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str, **opti
     last = config.jepa_layer in (-1, number_of_layers(jepa.model))
     with nullcontext() if copies is None else copies.rows_of(decoder):
         read = with_first_layers(jepa.model, config.jepa_layer)
+        for embedder in embedders.values():
+            _check_states(read, _sequences(embedder)[0], {} if copies is None else copies.originals)
         read.decoder.save_pretrained(path)
     tokenizer.save_pretrained(path)
     modules = ReadoutModules(
@@ -221,3 +223,22 @@ def _check_tokens(tokenizer: Any, task: str, embedder: Embedder, copies: Templat
         if not same or (copies is not None and left_out != sequence.readouts[0].start):
             beside = f"an end of a text such as {shown(text)} with what is beside it"
             raise _refused(f"the chat template and the tokenizer join {beside}")
+
+
+def _check_states(read: DecoderAlone, sequence: TokenSequence, originals: Mapping[int, int]) -> None:
+    """Raise ``UserError`` if sentence-transformers would not read the hidden states that are read here.
+
+    Some models have several states for a token below the last layer, or embed tokens in each layer by their ids.
+
+    Args:
+        read: the decoder that is saved, with rows for copies.
+        sequence: a text behind its template.
+        originals: id of a copy -> id of its token.
+    """
+    ids, start = sequence.ids.tolist(), sequence.readouts[0].start
+    copies = {token: copy for copy, token in originals.items()}
+    in_folder = [copies.get(token, token) for token in ids[:start]] + ids[start:]
+    if not read.reads_alike(ids, in_folder):
+        copied = " of copies of the template's tokens" if copies else ""
+        fault = f"sentence-transformers reads other hidden states{copied} from a {type(read.decoder).__name__}"
+        raise _refused(f"{fault} at layer {read.layer}; layer -1 with pooling last may do")

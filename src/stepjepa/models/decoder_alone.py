@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -29,6 +30,14 @@ class DecoderAlone(NamedTuple):
 
     decoder: PreTrainedModel
     layer: int
+
+    def reads_alike(self, ids: Sequence[int], copies: Sequence[int]) -> bool:
+        """Return whether two texts of equal length have equal hidden states, one for each token."""
+        states, of_copies = (
+            _states(self.decoder, self.layer, torch.tensor([each], device=self.decoder.device))
+            for each in (ids, copies)
+        )
+        return states.ndim == 3 and _equal(states, of_copies)
 
 
 def loadable(model: nn.Module) -> PreTrainedModel:
@@ -68,9 +77,10 @@ def with_first_layers(model: nn.Module, layer: int) -> DecoderAlone:
             return whole
         verbosity = logging.get_verbosity()
         logging.set_verbosity(logging.CRITICAL)  # transformers warns of some configurations that are tried
+        tokens = torch.arange(_TOKENS, device=decoder.device)[None] % decoder.config.vocab_size
         try:
             shorter = _built(decoder, index + 1, weights)
-            same = _equal(_states(shorter, index), _states(decoder, layer))
+            same = _equal(*(_states(part, at, tokens) for part, at in ((shorter, index), (decoder, layer))))
         except Exception:  # an unknown architecture may raise anything; it is then saved whole
             return whole
         finally:
@@ -96,16 +106,15 @@ def _built(decoder: PreTrainedModel, layers: int, weights: dict[str, Tensor]) ->
     return shorter.to(decoder.device).eval()
 
 
-def _states(decoder: PreTrainedModel, layer: int) -> Tensor:
-    """Return the hidden states ``[T, D]`` of some tokens, in float32."""
-    tokens = torch.arange(_TOKENS, device=decoder.device)[None] % decoder.config.vocab_size
-    with torch.no_grad():
-        states: Tensor = decoder(
-            input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, output_hidden_states=True
-        ).hidden_states[layer]
-    return states[0].float()
+def _states(decoder: PreTrainedModel, layer: int, tokens: Tensor) -> Tensor:
+    """Return the hidden states ``[1, T, D]`` of tokens ``[1, T]``, in float32; some layers give several a token."""
+    with evaluating(decoder), torch.no_grad():
+        options = {"use_cache": False, "output_hidden_states": layer != -1}
+        output = decoder(input_ids=tokens, attention_mask=torch.ones_like(tokens), **options)
+    states: Tensor = output[0] if layer == -1 else output.hidden_states[layer]
+    return states.float()
 
 
 def _equal(states: Tensor, expected: Tensor) -> bool:
-    """Return whether the hidden states ``[T, D]`` are equal for every token: the first one is often far the longest."""
+    """Return whether hidden states ``[..., D]`` are equal for every token: the first one is often far the longest."""
     return bool(((states - expected).norm(dim=-1) <= _ROUNDING * expected.norm(dim=-1)).all())
