@@ -5,7 +5,7 @@
 Records of one expression stay together, so that no answer of the validation set is in the training set. The files of
 the LLM-JEPA authors are read as they are; of TURK there is no published test set here, so one is cut from the training
 set. The texts are sentences and expressions of both sets, one by one, so that nothing tells which belong together; none
-is of a validation or test record. The step problems are generated. A file that is there is left alone.
+is of a validation or test record. The step problems and the sums are generated. A file that is there is left alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 
 from stepjepa.base.files import atomic_write, existing_file
@@ -83,6 +84,25 @@ def views_alone(lines: Iterable[str]) -> list[str]:
     return made
 
 
+def sums(*, digits: bool = True) -> list[str]:
+    """All sums of two numbers below 100, as questions and answers; both orders of two numbers are neighbours.
+
+    The order has nothing to do with the numbers, so that a part of the list is a random one.
+
+    Args:
+        digits: write digits one by one, so that a small tokenizer makes no tokens of whole numbers.
+    """
+    pairs = sorted(product(range(100), repeat=2), key=lambda pair: (draw(f"{min(pair)} {max(pair)}"), pair))
+    made = []
+    for one, other in pairs:
+        question, answer = f"What is {one} + {other}?", str(one + other)
+        if digits:
+            question, answer = (" ".join(text) for text in (f"{one:02d}+{other:02d}", f"{one + other:03d}"))
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        made.append(json.dumps({"messages": turns}))
+    return made
+
+
 def cut(lines: list[str], *sizes: int) -> list[list[str]]:
     """Cut sets off some records, answers kept together.
 
@@ -139,6 +159,12 @@ def main(argv: list[str] | None = None) -> int:
         write(args.output_dir / f"turk-{name}.jsonl", lines)
     write(args.output_dir / "turk-2000.jsonl", sorted([*validation, *rest], key=draw)[:2000])
     write(args.output_dir / "spider-2000.jsonl", sorted(spider, key=draw)[:2000])
+    held_out = 2 * VALIDATION
+    for name, lines in (("sums", sums()), ("sums-asked", sums(digits=False))):
+        parts = {"test": lines[:VALIDATION], "validation": lines[VALIDATION:held_out], "train": lines[held_out:]}
+        for part, part_lines in parts.items():
+            write(args.output_dir / f"{name}-{part}.jsonl", part_lines)
+    write(args.output_dir / "sums-asked-2000.jsonl", sums(digits=False)[held_out : held_out + 2000])
     write(args.output_dir / "texts.jsonl", texts([*synth, *turk], [*synth_validation, *synth_test, *validation, *test]))
     for name, sizes in STEP_SETS.items():
         steps = args.output_dir / name

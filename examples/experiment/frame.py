@@ -65,6 +65,8 @@ TESTS = {
     "retrieval-smollm2": Test("synth, SmolLM2, answers and retrieval", "synth", tabled=False),
     "retrieval-smollm2-turk": Test("TURK, SmolLM2, answers and retrieval", "turk", tabled=False),
     "retrieval-smollm2-spider": Test("Spider, SmolLM2, answers and retrieval", tabled=False),
+    "retrieval-sums": Test("sums, answers and retrieval", tabled=False),
+    "retrieval-smollm2-sums": Test("sums, SmolLM2, answers and retrieval", tabled=False),
     "turk": Test("TURK", "turk", whole=True),
     "turk-again": Test("TURK, trained again", "turk", whole=True),
     "steps-test": Test("problems of two steps"),

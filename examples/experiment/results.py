@@ -23,14 +23,15 @@ from typing import Any
 import pandas as pd
 import pictures
 import retrieval
+import word_order
 from cells import NOTHING, interval, listed, mean
 from cells import table as written
 from collect import FIGURES
 from embeddings import KEPT
 from frame import BASELINE, REFERENCE, TESTS, copies, objectives, partners, read, runs, same_flops, searched, test
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from retrieval_claims import claim, gain, summary
-from retrieval_results import FEWER, HITS, MORE, Retrieval, data_sets, has_rows, outcome
+from retrieval_claims import claim, gain, summary, with_gain
+from retrieval_results import FEWER, HITS, MORE, ONE_SEED, Retrieval, data_sets, has_rows, outcome
 from splits import read_splits
 
 from stepjepa.base.files import atomic_write, read_json_object, read_text
@@ -88,6 +89,20 @@ class Questions:
         cells = self.demonstrations[[*columns]].map(lambda share: NOTHING if math.isnan(share) else f"{share:.1f}")
         rows = zip(self.demonstrations.way, *(cells[column] for column in columns), strict=True)
         return written(["known pairs", "right, %", "a pair is right, %", "elsewhere, %"], rows)
+
+    def word_order_table(self) -> str:
+        """How many answers are nearer to their question than their twins, as ``word_order.py`` wrote it."""
+        rows = word_order.read()
+        heads = ["data", "model", "read", "seeds", "questions", "nearer than the twin, %", "hits at 1, %"]
+        models = rows.groupby(["data", "arm", "method"], sort=False)
+        lines = [
+            [
+                *(data, "–" if arm == "none" else f"`{arm}`", method, "–" if arm == "none" else str(len(part))),
+                *(str(part.queries.max()), mean(part.nearer_than_twin), mean(part.hits_at_1)),
+            ]
+            for (data, arm, method), part in models
+        ]
+        return written(heads, lines, texts=3)
 
     def margin_of_demonstrations(self) -> str:
         """Half of the 95 % interval of a share of one half."""
@@ -227,7 +242,12 @@ class Questions:
         sets = [each for each in self.retrieval if each.of_predictors() and not each.one_seed]
         if not sets:
             return ""
-        tests = [(each.name, layout, test) for each in sets for layout, test in each.tests_of_predictors().items()]
+        tests = [
+            (each.name, layout, test)
+            for each in sets
+            for layout, test in each.tests_of_predictors().items()
+            if outcome(test) != ONE_SEED
+        ]
         several = len({layout for _, layout, _ in tests}) > 1
         points = [
             f"{interval(test)} points on {name}{f' (`{layout}`)' if several else ''}" for name, layout, test in tests
@@ -241,6 +261,10 @@ class Questions:
     def retrieval_gain(self) -> str:
         """Return on which data sets InfoNCE finds more than linear maps."""
         return gain(self.retrieval)
+
+    def sets_with_gain(self) -> str:
+        """Return the data sets on which InfoNCE finds more than any linear map; empty if there is none."""
+        return listed(with_gain(self.retrieval))
 
     def retrieval_summary(self) -> str:
         """Return the table of README: the hits of the models, what they gain and its price."""

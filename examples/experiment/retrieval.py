@@ -97,6 +97,7 @@ class Data(NamedTuple):
     model: str = "preset:tiny"
     queries: int | None = None  # first records of the test file; None for all
     chosen: int = CHOSEN
+    word: str = r"(?u)\b\w\w+\b"  # a regular expression: what TF-IDF takes for a word
 
 
 DATA = {
@@ -104,10 +105,14 @@ DATA = {
     "turk": Data("turk", *SETS["turk"], NlRxTask()),
     # A quarter of the databases is at hand, so not all queries can be executed: only equal texts are the same query.
     "spider": Data("spider", SHARED / "spider_train.jsonl", SHARED / "spider_test.jsonl", None),
+    "sums": Data("sums", EXPERIMENT / "sums-train.jsonl", EXPERIMENT / "sums-test.jsonl", None, word=r"\S+"),
     "small": Data("synth", *SETS["synth"], NlRxTask(), "preset:small"),
     # The records that retrieval-smollm2.yaml, and the files of TURK and Spider beside it, train on and ask.
     "smollm2": Data("synth", EXPERIMENT / "synth-1-4.jsonl", SETS["synth"][1], NlRxTask(), SMOLLM2, 300, 300),
     "smollm2-turk": Data("turk", EXPERIMENT / "turk-2000.jsonl", SETS["turk"][1], NlRxTask(), SMOLLM2, 300, 300),
+    "smollm2-sums": Data(
+        "sums", EXPERIMENT / "sums-asked-2000.jsonl", EXPERIMENT / "sums-asked-test.jsonl", None, SMOLLM2, 300, 300
+    ),
     "smollm2-spider": Data(
         "spider", EXPERIMENT / "spider-2000.jsonl", SHARED / "spider_test.jsonl", None, SMOLLM2, 300, 300
     ),
@@ -301,7 +306,9 @@ def without_model(train: Sequence[Record], test: Asked) -> list[dict[str, Any]]:
     about = {"seed": "", "choice": ""}
     rows = []
     for method, analyzer, sizes in (("TF-IDF, characters", "char", (2, 5)), ("TF-IDF, words", "word", (1, 2))):
-        tfidf = TfidfVectorizer(analyzer=analyzer, ngram_range=sizes).fit([*questions[0], *answers[0]])
+        word = {"token_pattern": test.data.word} if analyzer == "word" else {}
+        tfidf = TfidfVectorizer(analyzer=analyzer, ngram_range=sizes, **word)
+        tfidf = tfidf.fit([*questions[0], *answers[0]])
         source, target = (tfidf.transform(part[1]).toarray().astype(np.float32) for part in (questions, answers))
         rows.append(row({**about, "arm": "none", "method": method}, source, target, test))
     # The answer of the nearest known question, and then the candidates by their likeness to it.

@@ -11,7 +11,6 @@ from retrieval_results import (
     HITS,
     LONGER,
     MORE,
-    ONE_SEED,
     PLAIN,
     UNTRAINED,
     Retrieval,
@@ -21,11 +20,14 @@ from retrieval_results import (
 )
 from retrieval_sets import JOINT
 
+LESS = {FEWER: "it is shown to be so less often", EQUAL: "no difference is shown"}
+"""What is written where InfoNCE beside the LM loss is not shown to find more."""
+
 
 def claim(sets: Sequence[Retrieval]) -> str:
     """Write what InfoNCE beside the LM loss is seen to give in retrieval, over plain training and its linear maps.
 
-    First what the intervals show, then where they show nothing, and where a single seed has none.
+    First where the intervals show a gain, then what they show elsewhere; a single seed shows nothing.
     """
     places: dict[str, list[str]] = {}
     for each in sets:
@@ -35,24 +37,24 @@ def claim(sets: Sequence[Retrieval]) -> str:
             alike = len(layouts) == len(JOINT)
             places.setdefault(result, []).append(each.name if alike else f"{each.name} ({', '.join(layouts)})")
     if MORE in places:
-        text = "**What InfoNCE beside the LM loss is seen to give is embeddings.** The nearest text is the right one "
-        text += f"more often than with plain training, even behind a linear map, on {listed(places[MORE])}."
+        text = f"**Better embeddings are shown for InfoNCE beside the LM loss on {listed(places[MORE])}.** The nearest "
+        text += "text is the right one more often than with plain training, even behind a linear map."
     else:
         text = "**No gain in embeddings is shown for InfoNCE beside the LM loss.** The nearest text is not shown to be "
         text += "the right one more often than behind a linear map of a model without it."
-    if FEWER in places:
-        text += f" It is less often so on {listed(places[FEWER])}."
-    if EQUAL in places:
-        text += f" No difference is shown on {listed(places[EQUAL])}."
-    if ONE_SEED in places:
-        text += f" One seed, so nothing is claimed: {listed(places[ONE_SEED])}."
-    return text
+    less = [words for result, words in LESS.items() if result in places]
+    return f"{text} {'Elsewhere' if MORE in places else 'Instead'} {' or '.join(less)}." if less else text
+
+
+def with_gain(sets: Sequence[Retrieval]) -> list[str]:
+    """Return the names of the data sets on which README's InfoNCE is shown to find more than any linear map."""
+    tests = {each.name: difference(each.rows, (each.best_arm, "trained"), each.plain(each.best_arm)) for each in sets}
+    return [name for name, test in tests.items() if test is not None and outcome(test) == MORE]
 
 
 def gain(sets: Sequence[Retrieval]) -> str:
     """Write on which data sets InfoNCE beside the LM loss is shown to find more than any linear map without it."""
-    tests = {each.name: difference(each.rows, (each.best_arm, "trained"), each.plain(each.best_arm)) for each in sets}
-    shown = [name for name, test in tests.items() if test is not None and outcome(test) == MORE]
+    shown = with_gain(sets)
     if not shown:
         return "On no data set that was tried is InfoNCE shown to find more."
     others = " and nowhere else that was tried" if len(shown) < len(sets) else ""

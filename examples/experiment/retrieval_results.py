@@ -82,6 +82,7 @@ VARIANTS = {
     "separate-infonce-1-layer-15": "LM loss + InfoNCE of weight 1 in layer 15",
     "separate-infonce-1-middle": "LM loss + InfoNCE of weight 1 on means of layer 15",
     "separate-infonce-1-mean": "LM loss + InfoNCE of weight 1 on means of the last layer",
+    "separate-cosine": "LM loss + cosine, `separate`",
     "separate-cosine-1-mean": "LM loss + cosine of weight 1 on means of the last layer",
     "separate-vicreg": "LM loss + VICReg",
     "separate-sigreg": "LM loss + SIGReg",

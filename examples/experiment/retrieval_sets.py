@@ -11,6 +11,8 @@ FILE = "retrieval"
 
 JOINT = {"separate": "separate-infonce", "branched": "branched-infonce"}
 """The arms with InfoNCE beside the LM loss, by their layout, where a data set names no others."""
+SEPARATE = {"separate": "separate-infonce"}
+"""Those of data without a system prompt, where ``branched`` is the same training."""
 WEIGHT_1 = {"separate": "separate-infonce-1"}
 """Those of SmolLM2."""
 MEANS = {"separate": "separate-infonce-1-mean"}
@@ -48,6 +50,14 @@ DATA_SETS = (
         "Questions and SQL queries (`retrieval-spider.yaml`), the arms and settings of `synth`, nothing chosen anew",
     ),
     DataSet(
+        "sums",
+        "retrieval-sums",
+        "Sums",
+        "Two numbers below 100 and their sum, digit by digit: an answer that has to be computed "
+        "(`retrieval-sums.yaml`; 8,000 training records). The best of three learning rates for both (`sums-lr.yaml`)",
+        SEPARATE,
+    ),
+    DataSet(
         "small",
         "retrieval-small",
         "`synth`, `preset:small`",
@@ -80,6 +90,15 @@ DATA_SETS = (
         "with the settings of `synth` with SmolLM2, nothing chosen anew. InfoNCE of weight 1 is on means of texts, "
         "which had found most on `synth` and TURK. Readouts of plain training are of layers 0, 15 and 30",
         MEANS,
+    ),
+    DataSet(
+        "smollm2-sums",
+        "retrieval-smollm2-sums",
+        "Sums, SmolLM2-135M",
+        "2,000 sums, asked as *What is 49 + 7?*, with SmolLM2-135M-Instruct and LoRA, one epoch "
+        "(`retrieval-smollm2-sums.yaml`), with the settings of `synth` with SmolLM2, nothing chosen anew. Readouts of "
+        "plain training are of layers 0, 15 and 30",
+        WEIGHT_1,
     ),
 )
 RIGHT = {
