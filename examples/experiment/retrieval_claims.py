@@ -9,18 +9,17 @@ from retrieval_results import (
     EQUAL,
     FEWER,
     HITS,
-    LONGER,
     MORE,
-    PLAIN,
     UNTRAINED,
     Retrieval,
     difference,
     of_model,
     outcome,
+    plain_of,
 )
 from retrieval_sets import JOINT
 
-LESS = {FEWER: "it is shown to be so less often", EQUAL: "no difference is shown"}
+LESS = {FEWER: "InfoNCE finds fewer", EQUAL: "no difference is shown"}
 """What is written where InfoNCE beside the LM loss is not shown to find more."""
 
 
@@ -43,7 +42,7 @@ def claim(sets: Sequence[Retrieval]) -> str:
         text = "**No gain in embeddings is shown for InfoNCE beside the LM loss.** The nearest text is not shown to be "
         text += "the right one more often than behind a linear map of a model without it."
     less = [words for result, words in LESS.items() if result in places]
-    return f"{text} {'Elsewhere' if MORE in places else 'Instead'} {' or '.join(less)}." if less else text
+    return f"{text} {'Elsewhere' if MORE in places else 'Instead'} {', or '.join(less)}." if less else text
 
 
 def with_gain(sets: Sequence[Retrieval]) -> list[str]:
@@ -56,9 +55,9 @@ def gain(sets: Sequence[Retrieval]) -> str:
     """Write on which data sets InfoNCE beside the LM loss is shown to find more than any linear map without it."""
     shown = with_gain(sets)
     if not shown:
-        return "On no data set that was tried is InfoNCE shown to find more."
-    others = " and nowhere else that was tried" if len(shown) < len(sets) else ""
-    return f"InfoNCE is shown to find more on {listed(shown)}{others}."
+        return "On none of them is InfoNCE shown to find more than a linear map."
+    alone = " alone" if len(shown) < len(sets) else ""
+    return f"InfoNCE is shown to find more than a linear map on {listed(shown)}{alone}."
 
 
 SUMMARY_HEADS = (
@@ -84,12 +83,12 @@ def summary(data_sets: Sequence[Retrieval]) -> str:
 def _summary_row(data_set: Retrieval) -> list[str]:
     rows, arm = data_set.rows, data_set.best_arm
     baseline, method = data_set.plain(arm)
-    as_it_is = next((runs for each in (PLAIN, LONGER) if len(runs := of_model(rows, each, "best readout"))), None)
+    plain = of_model(rows, plain_of(rows, arm), "best readout")
     whose = "before training" if baseline == UNTRAINED else "plain training"
     seeds = f"{len(of_model(rows, arm, 'trained'))} seeds{': no claim' if data_set.one_seed else ''}"
     return [
         f"{data_set.name}, {seeds}",
-        NOTHING if as_it_is is None else f"{as_it_is[HITS].mean():.1f}",
+        f"{plain[HITS].mean():.1f}" if len(plain) else NOTHING,
         f"{of_model(rows, baseline, method)[HITS].mean():.1f} ({whose})",
         f"{of_model(rows, arm, 'trained')[HITS].mean():.1f}",
         data_set.over(arm),

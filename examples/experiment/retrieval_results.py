@@ -311,6 +311,12 @@ class Retrieval:
         """The arm of InfoNCE beside the LM loss that README has: of pretrained models that on means, if it has runs."""
         return self.means if self.pretrained and self.has(self.means) else self.joint["separate"]
 
+    @property
+    def reading(self) -> str:
+        """Where the arms of a pretrained model that are compared are read, in brackets; empty for any other model."""
+        where = "means of texts" if self.means in self.joint.values() else "last predictor token"
+        return f" ({where})" if self.pretrained else ""
+
     def choice(self, arm: str, method: str) -> str:
         """Return the readouts that were chosen, each once."""
         return "; ".join(f"`{readout}`" for readout in dict.fromkeys(of_model(self.rows, arm, method).choice))

@@ -54,7 +54,8 @@ DATA_SETS = (
         "retrieval-sums",
         "Sums",
         "Two numbers below 100 and their sum, digit by digit: an answer that has to be computed "
-        "(`retrieval-sums.yaml`; 8,000 training records). The best of three learning rates for both (`sums-lr.yaml`)",
+        "(`retrieval-sums.yaml`; 8,000 training records). The best of three learning rates for both (`sums-lr.yaml`); "
+        "plain training has 1.05 times the FLOPs of InfoNCE",
         SEPARATE,
     ),
     DataSet(
@@ -97,7 +98,7 @@ DATA_SETS = (
         "Sums, SmolLM2-135M",
         "2,000 sums, asked as *What is 49 + 7?*, with SmolLM2-135M-Instruct and LoRA, one epoch "
         "(`retrieval-smollm2-sums.yaml`), with the settings of `synth` with SmolLM2, nothing chosen anew. Readouts of "
-        "plain training are of layers 0, 15 and 30",
+        "plain training are of layers 0, 15 and 30; it has 1.4 times the FLOPs of InfoNCE, 1.6 times those of means",
         WEIGHT_1,
     ),
 )
