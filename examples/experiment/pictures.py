@@ -176,7 +176,7 @@ def plane(table: pd.DataFrame) -> Figure:
                 line = axis.axhline(part.hits_at_1.mean(), color=shade, linestyle=":", linewidth=1)
                 labels.setdefault("TF-IDF, words and characters (no answers)", line)
                 continue
-            behind_map = model.method.endswith(("ridge", "canonical"))
+            behind_map = model.method.endswith(("ridge", "canonical", "classifier"))
             look: Any = {"color": shade, "alpha": 0.8, "markersize": 8, "fillstyle": "none" if behind_map else "full"}
             (points,) = axis.plot(part.right, part.hits_at_1, MARKS.get(model.arm, OTHER_ARM), **look)
             if not behind_map:

@@ -12,14 +12,15 @@ The candidates are the distinct answers of the test file. ``method`` says by wha
 embeddings that training reads. For models without a JEPA objective, ``best readout`` of all layers, poolings and
 layouts, centred or not, and ``ridge`` and ``canonical``, the same with a linear map that is fitted on the training
 records but the last 1,000 (of SmolLM2, 300), by regression of targets on sources or by canonical correlations of both.
-All are chosen by the mean reciprocal rank on those. ``trained, ridge`` and ``trained, canonical`` are such maps behind
-the embeddings that training reads. Runs of one seed also have ``trained, all answers``:
-every training answer is a candidate, too.
+``classifier`` is a linear one of the answers, for data that have few. All are chosen by the mean reciprocal rank on
+those last records. ``trained, ridge`` and ``trained, canonical`` are such maps behind the embeddings that training
+reads. Runs of one seed also have ``trained, all answers``: every training answer is a candidate, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -31,7 +32,11 @@ import numpy as np
 import pandas as pd
 from collect import trained, trials
 from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
 from splits import SETS, SHARED, read_splits
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -56,6 +61,8 @@ SMOLLM2 = str(EXPERIMENT / "smollm2-135m-instruct")
 ONE_SEED = "82"
 CHOSEN = 1000
 """The last training records, by which readouts are chosen; a ridge map is fitted on those before them."""
+WEAK, STEPS_OF_CLASSIFIER = 100.0, 300
+"""Of logistic regression: inverse of its penalty, which is weak, and most steps."""
 TRIED = 1000
 """Training records that the maps are fitted on while readouts are compared."""
 LAYOUTS = ("separate", "branched")
@@ -97,6 +104,7 @@ class Data(NamedTuple):
     model: str = "preset:tiny"
     queries: int | None = None  # first records of the test file; None for all
     chosen: int = CHOSEN
+    classes: bool = False  # training has every answer often, so that a classifier of them is a baseline, too
     word: str = r"(?u)\b\w\w+\b"  # a regular expression: what TF-IDF takes for a word
 
 
@@ -105,7 +113,9 @@ DATA = {
     "turk": Data("turk", *SETS["turk"], NlRxTask()),
     # A quarter of the databases is at hand, so not all queries can be executed: only equal texts are the same query.
     "spider": Data("spider", SHARED / "spider_train.jsonl", SHARED / "spider_test.jsonl", None),
-    "sums": Data("sums", EXPERIMENT / "sums-train.jsonl", EXPERIMENT / "sums-test.jsonl", None, word=r"\S+"),
+    "sums": Data(
+        "sums", EXPERIMENT / "sums-train.jsonl", EXPERIMENT / "sums-test.jsonl", None, classes=True, word=r"\S+"
+    ),
     "small": Data("synth", *SETS["synth"], NlRxTask(), "preset:small"),
     # The records that retrieval-smollm2.yaml, and the files of TURK and Spider beside it, train on and ask.
     "smollm2": Data("synth", EXPERIMENT / "synth-1-4.jsonl", SETS["synth"][1], NlRxTask(), SMOLLM2, 300, 300),
@@ -250,7 +260,37 @@ def without_objective(
         words = f"{readout.words}, penalty {fit.penalty:g}"
         (linear_map,) = fit_linear_maps(*known, [fit])
         rows.append(row({**about, "method": method, "choice": words}, *mapped_sides(linear_map, new), test))
-    return rows
+    return [*rows, behind_classifier(about, embed, fitted, chosen, test)] if test.data.classes else rows
+
+
+def behind_classifier(
+    about: dict[str, Any], embed: Embed, train: Sequence[Record], chosen: Asked, test: Asked
+) -> dict[str, Any]:
+    """The row of the best readout with a linear classifier of the answers: logistic regression of the sources."""
+    layout, answers = LAYOUTS[0], [record.answer for record in train]
+    known, held_out, new = (embed(records, layout) for records in (train, chosen.records, test.records))
+    best: tuple[float, tuple[int, str], Pipeline] | None = None
+    for place, (sources, _) in known.items():
+        classifier = make_pipeline(StandardScaler(), LogisticRegression(C=WEAK, max_iter=STEPS_OF_CLASSIFIER))
+        with warnings.catch_warnings():
+            # It is compared as it is after so many steps.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            classifier.fit(sources, answers)
+        rank = reciprocal_rank(*classified(classifier, held_out[place][0], chosen), chosen)
+        if best is None or rank > best[0]:
+            best = rank, place, classifier
+    assert best is not None
+    _, place, classifier = best
+    words = Readout(layout, *place, centred=False).words
+    sides = classified(classifier, new[place][0], test)
+    return row({**about, "method": "classifier", "choice": words}, *sides, test)
+
+
+def classified(classifier: Pipeline, sources: Matrix, test: Asked) -> Sides:
+    """Probabilities of all classes ``[N, K]`` for each source, and the class of each answer; zeros if it has none."""
+    classes = np.asarray(classifier.classes_)
+    own = np.asarray([record.answer for record in test.records])[:, None] == classes
+    return classifier.predict_proba(sources).astype(np.float32), own.astype(np.float32)
 
 
 def mapped_sides(linear_map: LinearMap, pairs: Sides) -> Sides:

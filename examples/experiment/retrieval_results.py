@@ -24,7 +24,10 @@ LENGTHS = {PLAIN: "1.35 times as long", LONGER: "1.75 times as long"}
 FREE = ("nearest known question", "TF-IDF, characters", "TF-IDF, words")
 HITS = "hits_at_1"
 READINGS = {"best readout": "as it is", "ridge": "behind a ridge map", "canonical": "behind a canonical map"}
+READINGS |= {"classifier": "behind a linear classifier"}
 """How a model without a JEPA objective is read."""
+OF_ALL_SEEDS = ("best readout", "ridge")
+"""Readings that every run of plain training has."""
 MAPPED = ("trained, ridge", "trained, canonical")
 """Maps behind embeddings that training reads."""
 MORE, EQUAL, FEWER, ONE_SEED = "more", "not told apart", "fewer", "one seed"
@@ -49,10 +52,16 @@ MODELS = (
     Model("untrained", "best readout", "untrained, best readout"),
     Model("untrained", "ridge", "untrained, ridge map"),
     Model("untrained", "canonical", "untrained, canonical map"),
+    Model("untrained", "classifier", "untrained, linear classifier"),
     *(
         Model(arm, method, f"plain, {length}, {words}")
         for arm, length in LENGTHS.items()
-        for method, words in (("best readout", "best readout"), ("ridge", "ridge map"), ("canonical", "canonical map"))
+        for method, words in (
+            ("best readout", "best readout"),
+            ("ridge", "ridge map"),
+            ("canonical", "canonical map"),
+            ("classifier", "linear classifier"),
+        )
     ),
     Model("branched-cosine", "trained", "LM loss + cosine, `branched`"),
     Model("branched-cosine", "trained, ridge", "LM loss + cosine, `branched`, ridge map"),
@@ -142,7 +151,7 @@ def better_plain(rows: pd.DataFrame, arm: str) -> tuple[str, str]:
     hits = {}
     for model in (*((plain, method) for method in READINGS), (UNTRAINED, "canonical")):
         runs = of_model(rows, *model)[HITS].dropna()
-        if len(runs) and (model[0] == UNTRAINED or seeds <= set(runs.index) or model[1] != "canonical"):
+        if len(runs) and (model[0] == UNTRAINED or seeds <= set(runs.index) or model[1] in OF_ALL_SEEDS):
             hits[model] = runs.mean()
     return max(hits, key=lambda model: hits[model], default=(plain, "ridge"))
 
@@ -189,7 +198,7 @@ class Retrieval:
         compared = [
             part
             for model, part in models_with_runs(self.rows)
-            if model.arm in (*LENGTHS, *self.joint.values()) and not model.method.endswith("canonical")
+            if model.arm in (*LENGTHS, *self.joint.values()) and not model.method.endswith(("canonical", "classifier"))
         ]
         self.counts = sorted({len(part) for part in compared}) or [0]
 

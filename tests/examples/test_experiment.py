@@ -296,6 +296,24 @@ def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleTyp
         assert mapped["choice"].startswith("branched, layer 1, mean, penalty ")
         assert mapped["hits_at_1"] == mapped["hits_at_1_of_text"] == 100 > plain["hits_at_1"] > 50
         assert (mapped["queries"], mapped["candidates"]) == (13, 13)
+    # With few answers, also a linear classifier: sources that tell which of three answers it is, at one layer.
+    few = [
+        replace(each, messages=({"role": "user", "content": "q"}, {"role": "assistant", "content": f"answer {n % 3}"}))
+        for n, each in enumerate(records)
+    ]
+    known, test = few[:60], retrieval.asked(test.data._replace(classes=True), few[60:])
+
+    def classes(some: list, layout: str) -> dict[tuple[int, str], tuple]:
+        own = np.asarray([[each.answer == f"answer {n}" for n in range(3)] for each in some], np.float32)
+        return {
+            (0, "mean"): (0 * own, own),
+            (1, "last"): (own @ np.float32([[0, 9, 1], [4, 0, 2], [1, 1, 1]]), 0 * own),
+        }
+
+    *_, classified = retrieval.without_objective({"arm": "a"}, classes, known, test)
+    assert (classified["method"], classified["choice"]) == ("classifier", "separate, layer 1, last")
+    assert (classified["hits_at_1"], classified["candidates"]) == (100, 3)
+    known, test = records[:60], retrieval.asked(test.data._replace(classes=False), records[60:])
     rows = retrieval.without_objective({"arm": "a"}, partial(embed, layers=[0, 1]), known, test)
     assert not any("layer 2" in row["choice"] for row in rows)
 
