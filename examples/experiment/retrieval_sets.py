@@ -97,8 +97,9 @@ DATA_SETS = (
         "retrieval-smollm2-sums",
         "Sums, SmolLM2-135M",
         "2,000 sums, asked as *What is 49 + 7?*, with SmolLM2-135M-Instruct and LoRA, one epoch "
-        "(`retrieval-smollm2-sums.yaml`), with the settings of `synth` with SmolLM2, nothing chosen anew. Readouts of "
-        "plain training are of layers 0, 15 and 30; it has 1.4 times the FLOPs of InfoNCE, 1.6 times those of means",
+        "(`retrieval-smollm2-sums.yaml`), with the settings of `synth` with SmolLM2, but that equal sums are no "
+        "negatives of each other. Readouts of plain training are of layers 0, 15 and 30; it has 1.4 times the FLOPs of "
+        "InfoNCE, 1.6 times those of means",
         WEIGHT_1,
     ),
 )
