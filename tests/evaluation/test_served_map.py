@@ -98,6 +98,8 @@ def test_what_can_not_be_fitted_or_read(folder: Path) -> None:
         stepjepa.fit_linear_map(jepa, records(), layer=5)
     with pytest.raises(TypeError, match="layer: expected a whole number, got '1'"):
         stepjepa.fit_linear_map(jepa, records(), layer="1")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="has 0 records with a pair within max_length 3"):
+        stepjepa.fit_linear_map(jepa, records(), max_length=3)
     fitted = stepjepa.fit_linear_map(jepa, records(), layer=1)
     with pytest.raises(ValueError, match=r"vectors: expected \[N, 5\] as the map was fitted on, got \[2, \d+\]"):
         jepa.embed(QUERIES, linear_map=replace(fitted, linear_map=LinearMap(np.eye(5), np.ones(5), np.ones(5))))
@@ -159,6 +161,9 @@ def test_the_map_is_kept_beside_its_file_and_renewed(
         assert other != first and f"{stored} belongs to another model, or other records; it is written again" in notes
         assert "answers.jsonl.embeddings.safetensors belongs to another model or corpus" in notes
     assert search(folder, capsys)[0] == first
+    # Another length: the stored map is none of its records.
+    assert run(folder, "search", "base", "--corpus", folder / "answers.jsonl", "--query", "?", "--max_length", 12) == 2
+    assert "has 0 records with a pair within max_length 12, of 24" in capsys.readouterr().err
     text = (folder / "known.jsonl").read_text()
     (folder / "known.jsonl").write_text("".join(text.splitlines(keepends=True)[:21]))
     try:
@@ -185,6 +190,7 @@ def test_what_the_commands_refuse(folder: Path, tmp_path: Path, capsys: Any) -> 
             [*corpus, "--linear_map", few, "--bad_records", "skip"],
             "few.jsonl: has 3 records; a linear map is",
         ),
+        ("search", [*corpus, "--max_length", 3], "known.jsonl: has 0 records with a pair within max_length 3"),
         ("search", [*corpus, "--layer", 7], "--layer: expected -3 to 2 for a model of 2 layers, got 7"),
     ):
         assert run(folder, command, "base", *flags) == 2

@@ -24,6 +24,7 @@ def fit_linear_map(
     *,
     layer: int | None = None,
     pooling: Pooling | None = None,
+    max_length: int | None = None,
     batch_size: int = EMBEDDED,
 ) -> FittedMap:
     """Fit a linear map of embeddings on pairs of records, by which partners are near; the model itself is not trained.
@@ -38,6 +39,7 @@ def fit_linear_map(
             canonical correlations.
         layer: index of ``hidden_states`` to read, instead of that of training.
         pooling: ``last`` or ``mean``, instead of that of training.
+        max_length: most tokens of a record, instead of those of training.
         batch_size: sequences at a time.
 
     Raises:
@@ -56,7 +58,9 @@ def fit_linear_map(
         known = with_system_prompt(known, jepa.system_prompt)
     layers = number_of_layers(jepa.model)
     unknown_place = not jepa.has_objective and layer is None and pooling is None
-    embedder = jepa.pair_embedder(batch_size, layer=layer, pooling="mean" if unknown_place else pooling)
+    embedder = jepa.pair_embedder(
+        batch_size, layer=layer, pooling="mean" if unknown_place else pooling, max_length=max_length
+    )
     check_layer(layers, -1 if layer is None else layer, "layer")
     places = places_to_try(embedder.reader.config, layers if unknown_place else None)
     return fit_map(embedder, known, places, file=known[0].path if known else None)

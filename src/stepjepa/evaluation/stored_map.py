@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stepjepa.base.errors import raising_user_errors
 from stepjepa.base.files import fingerprint
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
 from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.sources import read_records
@@ -55,7 +56,9 @@ def _fitted_map(reading: ReadingSettings, jepa: Jepa, model_path: str, bad: BadR
     )
     digest = ""
     if cache:
-        readout = {"layer": reading.layer, "pooling": reading.pooling, "fits": FITS}
+        readout: JsonObject = {"layer": reading.layer, "pooling": reading.pooling, "fits": FITS}
+        if reading.max_length is not None:
+            readout["max_length"] = reading.max_length
         records = {"records": fingerprint(path), "skips": bad.skips}
         digest = hashlib.sha256(json.dumps(loaded_model(jepa, model_path) | readout | records).encode()).hexdigest()
         if (stored := file.read(digest)) is not None:
@@ -64,7 +67,12 @@ def _fitted_map(reading: ReadingSettings, jepa: Jepa, model_path: str, bad: BadR
     bad.tell()
     with raising_user_errors():
         fitted = fit_linear_map(
-            jepa, known, layer=reading.layer, pooling=reading.pooling, batch_size=reading.batch_size
+            jepa,
+            known,
+            layer=reading.layer,
+            pooling=reading.pooling,
+            max_length=reading.max_length,
+            batch_size=reading.batch_size,
         )
     if cache:
         file.write(digest, _to_arrays(fitted))

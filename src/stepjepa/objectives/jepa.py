@@ -361,14 +361,20 @@ class Jepa(EmbedsByOtherNames):
         return self.pair_embedder(batch_size)(records)
 
     def pair_embedder(
-        self, batch_size: int = EMBEDDED, *, layer: int | None = None, pooling: Pooling | None = None
+        self,
+        batch_size: int = EMBEDDED,
+        *,
+        layer: int | None = None,
+        pooling: Pooling | None = None,
+        max_length: int | None = None,
     ) -> PairEmbedder:
         """Make the function that :meth:`embed_pairs` calls; it also reads several layers and poolings in one pass.
 
-        ``layer`` and ``pooling`` are as for :meth:`embedder`.
+        ``layer`` and ``pooling`` are as for :meth:`embedder`; ``max_length`` is that of a record.
         """
         of_training = layer is None and pooling is None
         config = self._reading_config() if of_training else self._provenance.read_at(layer, pooling)
+        config = config if max_length is None else replace(config, max_length=max_length)
         return PairEmbedder(RecordTokenizer(self.tokenizer, config), self._reader(config, batch_size))
 
     def _reading_config(self) -> JepaConfig:
