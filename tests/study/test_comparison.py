@@ -7,6 +7,7 @@ from test_sections import say
 
 from made_up_runs import PROTOCOL, change, evaluate, make_run
 from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_json
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.study.comparison import compare
@@ -295,6 +296,43 @@ def test_one_run_twice_is_compared_by_folder_and_weights(tmp_path):
     other = make_run(tmp_path / "other", "110", jepa=LLM, seed=2)
     with pytest.raises(UserError, match=r"py: is of the same arm and seed \(1\) as .*shell; leave one out, or compare"):
         compare([shell, python, other])
+
+
+def test_arms_of_a_sweep_that_were_loaded_differently_are_told_apart(tmp_path):
+    """How a model is loaded is no setting of an arm: the runs had the same arm and seed, or were taken for one run."""
+    loaded = {"pretrain": False, "train_tokenizer": None}
+    rights = {
+        "regular": ("1000", "1100"),
+        "jepa_dtype-float32": ("1100", "1110"),
+        "jepa_dtype-bfloat16": ("1000", "1111"),
+    }
+    trials = []
+    for label, each in rights.items():
+        dtype, jepa = label.rpartition("-")[2] if "-" in label else "float32", None if label == "regular" else LLM
+        for seed, right in enumerate(each, start=1):
+            make_run(tmp_path / label / f"seed{seed}", right, seed=seed, jepa=jepa, loaded={**loaded, "dtype": dtype})
+            trials.append({"name": f"{label}/seed{seed}", "arm": label.partition("_")[0], "label": label})
+    write_json(tmp_path / "sweep.json", {"grid": {"baseline": "regular"}, "trials": trials})
+    result = compare(tmp_path)
+    assert [(arm.name, [run.seed for run in arm.runs]) for arm in result.arms] == [
+        (name, ["1", "2"]) for name in rights
+    ]
+    assert [each.measures["headline"].mean for each in result.differences.values()] == [0.25, 0.25]
+    assert "the runs differ in dtype: bfloat16; float32" in result.notes
+    # One seed of each, and none in common: they are two arms still.
+    write_json(tmp_path / "sweep.json", {"grid": {"baseline": "regular"}, "trials": trials[2::2]})
+    assert compare(tmp_path, baseline="jepa_dtype-float32").one_run is None
+    write_json(tmp_path / "sweep.json", {"grid": {"baseline": "regular"}, "trials": [trials[2], trials[5]]})
+    assert compare(tmp_path, baseline="jepa_dtype-float32").differences["jepa_dtype-bfloat16"].seeds == ()
+    # One that is kept out is named by its own arm.
+    launch = {"from_step": 3, "to_step": 10, "changes": [{"name": "learning_rate", "mixed": True}]}
+    change(tmp_path / trials[3]["name"] / "run.json", "launches", to=[launch])
+    write_json(tmp_path / "sweep.json", {"grid": {"baseline": "regular"}, "trials": trials})
+    assert [each.arm for each in compare(tmp_path).kept_out] == ["jepa_dtype-float32"]
+    # Outside of a sweep they have no names; it is said in what they are not the same.
+    first, second = (tmp_path / trials[place]["name"] for place in (2, 4))
+    same = "trained 2 times with the same settings, seed and data, but another `dtype`; its trained weights differ; "
+    assert same in compare([first, second]).verdict
 
 
 def test_one_of_several_evaluations_is_chosen(runs):

@@ -160,11 +160,11 @@ def compare(
     places = _places(runs)
     evaluated = [read_evaluated_run(place.folder, evaluation) for place in places]
     check_comparable(evaluated)
-    mixed = [run for run in evaluated if run.mixed and not mixed_runs]
-    included = [(place, run) for place, run in zip(places, evaluated, strict=True) if run not in mixed]
-    one_run = describe_one_run([run for _, run in included])
+    mixed = [(place, run) for place, run in zip(places, evaluated, strict=True) if run.mixed and not mixed_runs]
+    included = [pair for pair in zip(places, evaluated, strict=True) if pair not in mixed]
+    one_run = describe_one_run(included)
     if one_run is None:
-        arms, named_baseline = group_by_settings(included, mixed)
+        arms, named_baseline = group_by_settings(included, [run for _, run in mixed])
     else:
         arms = one_arm_each([run for _, run in included])
         named_baseline = arms[0].name
@@ -180,7 +180,11 @@ def compare(
     }
     scores = {name: protocol[name] for name in ("headline", "lenient")}
     by_settings = {settings_key(arm.settings): arm.name for arm in arms}
-    kept_out = tuple(KeptOut(run, by_settings.get(settings_key(run.settings))) for run in mixed)
+    names = {arm.name for arm in arms}
+    kept_out = tuple(
+        KeptOut(run, place.arm if place.arm in names else by_settings.get(settings_key(run.settings)))
+        for place, run in mixed
+    )
     notes = [*notes_on_runs(ordered, differences), *notes_on_launches(ordered, kept_out)]
     paired = [difference for difference in differences.values() if difference.seeds]
     if one_run is None and paired and not any("FLOPs" in difference.equal for difference in paired):

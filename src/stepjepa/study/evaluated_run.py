@@ -40,6 +40,9 @@ HITS_AT_1 = RETRIEVAL_MEASURES[0]
 MAPPED_HITS_AT_1 = MAPPED_MEASURES[0]
 """The same behind a linear map."""
 
+LOADING = ("dtype", "chat_template", "attn_implementation")
+"""How the model was loaded for training, in ``loaded``: facts that should be equal but need not be."""
+
 # Fields of TrainingArguments that do not affect the trained weights, and the seeds.
 _NON_SETTINGS = (
     *("seed", "data_seed", "output_dir", "run_name", "project", "disable_tqdm", "report_to", "debug", "local_rank"),

@@ -8,7 +8,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.store.fingerprint import equal_weights
 from stepjepa.study.arms import Arm
-from stepjepa.study.evaluated_run import EvaluatedRun
+from stepjepa.study.evaluated_run import LOADING, EvaluatedRun
 from stepjepa.study.run_folders import RunFolder, run_names
 
 
@@ -17,9 +17,10 @@ def settings_key(settings: object) -> str:
     return json.dumps(settings, sort_keys=True, ensure_ascii=False)
 
 
-def describe_one_run(runs: Sequence[EvaluatedRun]) -> str | None:
+def describe_one_run(included: Sequence[tuple[RunFolder, EvaluatedRun]]) -> str | None:
     """Describe runs that are one run trained several times, and whether its weights are equal; None for other runs."""
-    if len(runs) < 2 or len({(settings_key(run.settings), run.seed) for run in runs}) > 1:
+    runs = [run for _, run in included]
+    if len(runs) < 2 or len({*zip(_arm_keys(included), (run.seed for run in runs), strict=True)}) > 1:
         return None
     equal = [equal_weights(runs[0].folder, run.folder) for run in runs[1:]]
     if False in equal:
@@ -28,7 +29,24 @@ def describe_one_run(runs: Sequence[EvaluatedRun]) -> str | None:
         weights = "its trained weights are not in every folder, so they are not compared"
     else:
         weights = "its trained weights are equal bit for bit"
-    return f"these are one run, trained {len(runs)} times with the same settings, seed and data; {weights}"
+    loading = [name for name in LOADING if len({str(run.loaded[name]) for run in runs if name in run.loaded}) > 1]
+    same = "the same settings, seed and data" + "".join(f", but another `{name}`" for name in loading)
+    return f"these are one run, trained {len(runs)} times with {same}; {weights}"
+
+
+def _arm_keys(included: Sequence[tuple[RunFolder, EvaluatedRun]]) -> list[str]:
+    """Return for each run a text that is equal for runs of one arm: its settings.
+
+    Arms of one sweep are told apart by their names where the settings are equal: they differ in how the model was
+    loaded (``dtype``, a chat template), which is no setting of an arm, or in what leaves the weights alone.
+    """
+    keys = [settings_key(run.settings) for _, run in included]
+    names: dict[tuple[Path, str], set[str]] = {}
+    for (place, _), key in zip(included, keys, strict=True):
+        if place.arm is not None:
+            names.setdefault((place.folder.resolve().parents[1], key), set()).add(place.arm)
+    shared = {key for (_, key), arms in names.items() if len(arms) > 1}
+    return [f"{key} {place.arm}" if key in shared else key for (place, _), key in zip(included, keys, strict=True)]
 
 
 def one_arm_each(runs: Sequence[EvaluatedRun]) -> list[Arm]:
@@ -54,8 +72,7 @@ def group_by_settings(
     """
     groups: dict[str, dict[str, EvaluatedRun]] = {}
     labels: dict[str, set[str | None]] = {}
-    for place, run in included:
-        key = settings_key(run.settings)
+    for key, (place, run) in zip(_arm_keys(included), included, strict=True):
         labels.setdefault(key, set()).add(place.arm)
         other = groups.setdefault(key, {}).setdefault(run.seed, run)
         if other is not run:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from stepjepa.study.arms import Arm, Difference, KeptOut
-from stepjepa.study.evaluated_run import EvaluatedRun, readouts
+from stepjepa.study.evaluated_run import LOADING, EvaluatedRun, readouts
 
 
 def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
@@ -73,6 +73,5 @@ def notes_on_launches(arms: Sequence[Arm], kept_out: Sequence[KeptOut]) -> Itera
 def _circumstances(run: EvaluatedRun) -> dict[str, str]:
     """Return facts that should be equal but need not be: versions, loading, views; older runs lack some."""
     facts = {f"version of {name}": version for name, version in run.versions.items() if name != "platform"}
-    loaded = ("dtype", "chat_template", "attn_implementation")
-    facts |= {name: " ".join(str(run.loaded[name]).split()) for name in loaded if name in run.loaded}
+    facts |= {name: " ".join(str(run.loaded[name]).split()) for name in LOADING if name in run.loaded}
     return facts | ({} if run.views is None else {"views in matched and shuffled similarity": run.views})
