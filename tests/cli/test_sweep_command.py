@@ -70,6 +70,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"lbd": 1}, "lbd: unknown key; expected train, evaluate, arms, seeds, baseline; flags of train and of evaluate"),
     ({"seeds": ["x"]}, "seeds: expected different whole numbers"),
+    # Of a list outside of an arm the second value was an unknown argument of the first arm.
+    (
+        {"train": {"lbd": 0.1, "use_cpu": [True, False]}},
+        "train.use_cpu: takes one value, and has a list of them; leave one",
+    ),
+    (
+        {"evaluate": {"max_new_tokens": [4, 8]}},
+        "evaluate.max_new_tokens: takes one value, and has a list of them; leave",
+    ),
+    (
+        {"arms": {"a": {"lbd": [[0.1, 0.5]]}}},
+        "arms.a.lbd: takes one value, and has a list of them; leave one, or the inner",
+    ),
+    ({"train": {"debug": 2}}, "train.debug: is set by the sweep itself; leave it out"),
 ]
 
 
@@ -131,6 +145,20 @@ def test_a_dry_run_shows_the_commands_and_writes_nothing(grid: dict[str, Any], t
     assert all(f"finetune_seed {seed}" in line for line, seed in zip(settings, (7, 8, 7, 8), strict=True))
     assert "mode regular" in settings[0] and "mode step-jepa" in settings[2] and "lbd 0.5" in settings[2]
     assert not folder.exists()
+
+
+def test_flags_without_effect_are_noted_once(grid: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    """A trial starts from settings, in which they are not any more: its log says nothing of them."""
+    grid["train"] |= {"lbd": 0.5, "additive_mask": True, "enable_save": True}
+    grid["arms"] = {"llm-jepa": {"step_separator": "line"}, "further": {"lbd": [1.0, 2.0]}}
+    command = ["sweep", "--config", str(write(tmp_path / "grid.yaml", grid)), "--output_dir", str(tmp_path / "sweep")]
+    assert main([*command, "--dry_run"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "note: --enable_save: no effect here; --save_steps says how often a checkpoint is saved",
+        "note: --regular has no views, so --lbd have no effect",
+        "note: --additive_mask changes nothing: all views are run in one pass anyway",
+        "note: --step_separator has no effect without --step_jepa: the views of llm-jepa are messages",
+    ]
 
 
 def test_the_example_is_a_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -6,8 +6,10 @@ import argparse
 import contextlib
 import io
 import shlex
+import sys
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -63,10 +65,15 @@ class SweepFlags:
     )
 
 
-def _read_train(flags: JsonObject) -> JsonObject:
-    """Return the settings that flags of ``stepjepa train`` mean; they are equal for spellings of equal meaning."""
-    with contextlib.redirect_stderr(io.StringIO()):  # the log of the trial has its notes
+def _read_train(flags: JsonObject, notes: dict[str, None]) -> JsonObject:
+    """Return the settings that flags of ``stepjepa train`` mean; they are equal for spellings of equal meaning.
+
+    ``notes`` gets the notes on flags without effect, or of another meaning here: the logs of trials, which start from
+    the settings, do not have them. Arms share most of them.
+    """
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
         config: RunConfig = parse("train", [*as_arguments(flags), "--output_dir=."]).run
+    notes |= dict.fromkeys(line for line in printed.getvalue().splitlines() if line.startswith("note: "))
     for name in ("train_file", "eval_file", "data_file", "chat_template"):
         if getattr(config, name) is not None:
             existing_file(getattr(config, name), f"--{name}")
@@ -106,13 +113,16 @@ def run(args: argparse.Namespace) -> int:
 
     check_effects(vars(args), SweepFlags)
     grid = read_grid(args.config, args.seeds)
-    trials = expand(grid, _read_train, _read_evaluate)
+    notes: dict[str, None] = {}
+    trials = expand(grid, partial(_read_train, notes=notes), _read_evaluate)
     chosen = select(trials, args.only)
     folder = SweepFolder(
         Path(args.output_dir), trials, {name: getattr(grid, name) for name in KEYS}, read_arguments=_read_earlier
     )
     states = folder.states(chosen)
     engine = _engine(args, folder)
+    for line in notes:
+        print(line, file=sys.stderr)
     _announce(folder, grid, chosen, states)
     if args.dry_run:
         for trial in chosen:

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import existing_file, read_text, read_yaml
 from stepjepa.base.json_object import JsonObject
+from stepjepa.config.option import typed_text
 
 SEEDS = (82, 23, 37, 84, 4)
 """Seeds of the published experiments."""
@@ -26,7 +27,10 @@ KEYS = ("train", "evaluate", "arms", "seeds", "baseline")
 
 # Command -> flags that the sweep sets itself.
 SET_BY_SWEEP = {
-    "train": ("output_dir", "finetune_seed", "seed", "resume_from_checkpoint", "config", "help_all", "dry_run"),
+    "train": (
+        *("output_dir", "finetune_seed", "seed", "resume_from_checkpoint", "config", "help_all", "dry_run"),
+        *("json", "debug", "trust_folder"),
+    ),
     "evaluate": ("model_path", "model_name", "output_file", "overwrite", "server", "server_model"),
 }
 
@@ -180,9 +184,35 @@ def _errors_at(grid: Grid, *places: tuple[tuple[str, ...], Flags], remedy: str =
     try:
         yield
     except UserError as error:
+        if (keys := _list_of_values(str(error), places)) is not None:
+            fault = f"takes one value, and has a list of them; {_LIST_REMEDIES[keys[0]]}"
+            raise _error(grid.source, fault, *keys) from None
         words = [*re.findall(r"(?:--|`)(\w+)", str(error)), *re.findall(r"\w+", str(error))]
         uses = ((*keys, word) for word in words for keys, flags in places if word in flags)
         raise _error(grid.source, f"{error}{remedy}", *next(uses, places[0][0])) from None
+
+
+_LIST_REMEDIES = {
+    "train": "leave one, or write the list under the arms that it is for: there it is a grid",
+    "evaluate": "leave one",
+    "arms": "leave one, or the inner brackets out, so that each is a trial",
+}
+"""First key of a flag -> what to do about a list of values where one is taken."""
+
+
+def _list_of_values(fault: str, places: Sequence[tuple[tuple[str, ...], Flags]]) -> tuple[str, ...] | None:
+    """Return the keys of a list of values whose flag takes one; None if an error is of another kind.
+
+    The parser takes the first value, and names a further one as an unknown argument.
+    """
+    for keys, flags in places:
+        for name, value in flags.items():
+            values = value if isinstance(value, list) else []
+            lists = [inner for inner in values if isinstance(inner, list)] if keys[0] == "arms" else [values]
+            further = [shown(typed_text(each)) for inner in lists for each in inner[1:]]
+            if any(f"unknown argument {each};" in fault for each in further):
+                return (*keys, name)
+    return None
 
 
 def _choices(grid: Grid, arm: str, arm_flags: Flags) -> Iterator[tuple[str, Flags]]:
