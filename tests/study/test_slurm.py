@@ -35,9 +35,28 @@ def test_options_go_by_the_names_of_submitit_and_of_sbatch() -> None:
     }
 
 
+def test_a_text_is_a_line_of_the_script_and_words_of_srun(fake_slurm: Path) -> None:
+    """Letters of a text were words of srun's command line; a text as a line of the script failed without its name."""
+    trials = trials_of(seeds=(1,))
+    folder = folder_of(fake_slurm / "sweep", trials)
+    lines = ["setup=module load cuda", "teardown=echo 'a b'", "srun_args=--mpi=none --label"]
+    Slurm(folder, read_options(["timeout_min=90", "cpus_per_task=3", *lines]), 2).begin(folder, trials)
+    script = (folder.path / "_slurm" / "7_submission.sh").read_text().splitlines()
+    command = next(line for line in script if line.startswith("srun "))
+    assert " --mpi=none --label --cpus-per-task=3 " in command
+    assert script.index("module load cuda") < script.index(command) < script.index("echo 'a b'")
+    own = read_options(["timeout_min=90", "cpus_per_task=3", 'srun_args=["-c", "5"]'])
+    assert own["slurm_srun_args"] == ["-c", "5"]
+
+
 REFUSED = [
     ([], "name the time limit of one trial in minutes, as in `slurm timeout_min=240`"),
     (["timeout_min=1", "partitoin=a"], "Unknown argument 'partitoin' for executor 'slurm'"),
+    (["timeout_min=1", "setup=[1]"], "setup: expected a text or a JSON list of texts, got '[1]'"),
+    (
+        ["timeout_min=1", "additional_parameters=x"],
+        "additional_parameters: expected a JSON object of options of sbatch",
+    ),
     (["nodes=3"], "nodes is set by the sweep; `jobs N` says how many"),
 ]
 

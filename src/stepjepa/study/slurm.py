@@ -31,11 +31,15 @@ as processes of this machine."""
 # A trial is one process on one node, and `jobs` says how many run at a time.
 _SET_HERE = ("nodes", "ntasks_per_node", "tasks_per_node", "array_parallelism")
 
+# Lines of the script of a job, in front of its command and behind it; words for ``srun``.
+_LISTS = ("setup", "teardown", "srun_args")
+
 
 def read_options(arguments: Sequence[str]) -> JsonObject:
     """Parse arguments such as ``partition=gpu`` to parameters of submitit's ``AutoExecutor``, which checks them.
 
-    A value is parsed as JSON if it can be. Names of SLURM get the prefix ``slurm_``; ``timeout_min`` is required.
+    A value is parsed as JSON if it can be; a text is a list of one line, or the words of ``srun_args``. Names of SLURM
+    get the prefix ``slurm_``; ``timeout_min`` is required.
 
     Raises:
         UserError: submitit is not installed, an argument is wrong or set by the sweep, or there is no time limit.
@@ -56,13 +60,30 @@ def read_options(arguments: Sequence[str]) -> JsonObject:
             value = json.loads(text)
         except ValueError:
             value = text
-        options[name if name in AutoExecutor._typed_parameters() else f"slurm_{name}"] = value
+        typed = name in AutoExecutor._typed_parameters()
+        options[name if typed else f"slurm_{name}"] = _checked(name, value, text)
     if "timeout_min" not in options:
         raise UserError("slurm: name the time limit of one trial in minutes, as in `slurm timeout_min=240`")
     if "cpus_per_task" in options:
         # Since SLURM 22.05, srun does not inherit this from sbatch.
-        options.setdefault("slurm_srun_args", [f"--cpus-per-task={options['cpus_per_task']}"])
+        srun_args = options.setdefault("slurm_srun_args", [])
+        if not any(word.startswith(("--cpus-per-task", "-c")) for word in srun_args):
+            srun_args.append(f"--cpus-per-task={options['cpus_per_task']}")
     return options
+
+
+def _checked(name: str, value: object, text: str) -> object:
+    """Return the value of an option; one text becomes a list where submitit, which checks no such value, takes lists.
+
+    It would take the letters of a text for words of the command line of ``srun``.
+    """
+    if name in _LISTS and isinstance(value, str):
+        value = shlex.split(value) if name == "srun_args" else [value]
+    if name in _LISTS and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+        raise UserError(f"slurm: {name}: expected a text or a JSON list of texts, got '{text}'")
+    if name == "additional_parameters" and not isinstance(value, dict):
+        raise UserError(f"slurm: {name}: expected a JSON object of options of sbatch, got '{text}'")
+    return value
 
 
 class TrialJob:
