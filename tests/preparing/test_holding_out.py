@@ -54,3 +54,6 @@ def test_a_split_that_leaves_one_side_empty_is_refused() -> None:
         hold_out(records_of("a", "b"), 2, 0)
     with pytest.raises(UserError, match="at least 3 have the same question; hold out 3 or more"):
         hold_out(records_of("a", "a", "A", "b", "b", "B"), 2, 0)
+    # Holding out all three would leave nothing to train on.
+    with pytest.raises(UserError, match="all have the same question, or share its group; add records with another"):
+        hold_out(records_of("a", "a", "A"), 2, 0)

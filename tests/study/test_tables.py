@@ -8,6 +8,7 @@ import pytest
 
 from made_up_runs import change, make_run, retrieve
 from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_jsonl
 from stepjepa.study.comparison import compare
 from stepjepa.study.plot import CAPTION, check_picture, draw, picture
 from stepjepa.study.run_report import report, report_text
@@ -96,6 +97,12 @@ def test_the_best_run_of_a_report_is_named_and_marked(tmp_path):
     assert "nearest right" not in text
     accuracies = dict(re.findall(r"^([ab]) +regular +0 +((?:\* )?[\d.]+%) \[", text, re.MULTILINE))
     assert accuracies == {"a": "50.0%", "b": "* 75.0%"}
+    # Of means over several samples there is no interval.
+    for run in (tmp_path / "a", tmp_path / "b"):
+        lines = [json.loads(line) for line in (run / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+        write_jsonl(run / "test.jsonl", [{**line, "scores": {"exact": 0.25, "prefix": 0.5}} for line in lines])
+    text = report_text(report([tmp_path / "a", tmp_path / "b"]))
+    assert text.startswith("best by exact match: 2 of 2 runs with 25.0%; lenient: prefix; whether")
 
 
 def test_every_format_says_what_is_equal(groups):

@@ -43,6 +43,9 @@ def hold_out(
     if not chosen:
         smallest = min(map(len, groups))
         fault = f"`test_size`: {counted(size, 'record')} can't be held out"
+        if len(groups) == 1:
+            remedy = "add records with another question, or leave `test_file` out"
+            raise UserError(f"{fault}, since all have the same question, or share its group; {remedy}", path=path)
         remedy = f"hold out {smallest} or more, or remove repeated rows"
         raise UserError(f"{fault}, since at least {smallest} have the same question; {remedy}", path=path)
     parts: tuple[list[JsonObject], list[JsonObject]] = ([], [])

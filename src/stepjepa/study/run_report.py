@@ -65,9 +65,11 @@ def report_text(rows: Sequence[JsonObject]) -> str:
     best = max(row["accuracy"] for row in rows)
     leading = [row for row in rows if row["accuracy"] == best]
     leader = leading[0]["run"] if len(leading) == 1 else f"{len(leading)} of {len(rows)} runs"
+    # Means over samples have none.
     ends = interval(leading[0]["low"], leading[0]["high"])
+    ends += " (95 % interval over examples)" if ends else ""
     headline, _, lenient = rows[0]["score"].rstrip(")").partition(" (")
-    sentence = f"best by {score_words(headline)}: {leader} with {best:.1%}{ends} (95 % interval over examples)"
+    sentence = f"best by {score_words(headline)}: {leader} with {best:.1%}{ends}"
     sentence += f"; lenient: {score_words(lenient)}" if lenient and lenient != headline else ""
     if len(rows) > 1:
         sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
