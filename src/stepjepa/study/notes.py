@@ -23,6 +23,10 @@ def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> It
         if unpaired:
             seeds = f"seed{'s' * (len(unpaired) > 1)} {', '.join(unpaired)}"
             yield f"{arm.name} and {baseline} don't both have the {seeds}; skipped in the differences"
+    # Within a seed such arms are refused; the texts do not depend on the seed of training.
+    if of_other_texts := [arm.name for arm in arms if len({run.fingerprints.texts for run in arm.runs} - {None}) > 1]:
+        fault = "differ in more than their seed: in training texts, by columns, template, records or order"
+        yield f"the runs of {' and of '.join(of_other_texts)} {fault}"
     facts = [_circumstances(run) for run in runs]
     for name in dict.fromkeys(name for run_facts in facts for name in run_facts):
         values = {run_facts[name] for run_facts in facts if name in run_facts}
