@@ -1,5 +1,6 @@
 """Sweeps whose trials are jobs: options, submission, and whole sweeps through submitit's executor for this machine."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -7,12 +8,14 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_sweep import folder_of, running_pids, table, trials_of, wait_for
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.signals import Interruptions
+from stepjepa.study.grid import Trial
 from stepjepa.study.local import Local
 from stepjepa.study.slurm import CLUSTER, Slurm, TrialJob, read_options
 from stepjepa.study.sweep import sweep
@@ -120,6 +123,37 @@ def test_jobs_are_an_array_that_bars_later_starts_and_that_ctrl_c_cancels(
         engine.end(interruptions)
     cancelled = [line for line in (fake_slurm / "called").read_text().splitlines() if line.startswith("scancel")]
     assert cancelled == ["scancel 11_0", "scancel 11_1", "scancel 11_2"]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_jobs_that_would_all_fail_are_cancelled(
+    closed: bool, fake_slurm: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was said that they were not run, and they were; the next start was refused until they had ended."""
+    trials = trials_of(seeds=(1, 2))
+    folder = folder_of(fake_slurm / "sweep", trials)
+    engine = Slurm(folder, read_options(["timeout_min=90"]))
+    program(fake_slurm, "sacct", 'printf "JobID|State|NodeList\\n7_0|RUNNING|a\\n"')
+    submit = engine.begin
+
+    def begin(*arguments: Any) -> None:
+        submit(*arguments)
+        for trial in trials:
+            if trial.seed == 1:
+                folder.record(trial, "failed", "train failed with exit code 2: no such column")
+        if closed:  # the pipe that reads what the sweep prints
+            monkeypatch.setattr(engine, "ended", unreadable)
+
+    def unreadable() -> list[Trial]:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(engine, "begin", begin)
+    with pytest.raises(BrokenPipeError) if closed else contextlib.nullcontext():
+        outcome = sweep(folder, trials, engine)
+        assert len(outcome.failed) == 3 and outcome.not_run.startswith("every arm failed with this error")
+        assert "slurm: 3 jobs cancelled" in capsys.readouterr().out
+    cancelled = [line for line in (fake_slurm / "called").read_text().splitlines() if line.startswith("scancel")]
+    assert cancelled == ([] if closed else ["scancel 7_3", "scancel 7_4", "scancel 7_5"])
 
 
 def test_what_the_cluster_refuses_is_said(fake_slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,8 +182,13 @@ class Slurm:
         return ended
 
     def end(self, interruptions: Interruptions) -> None:
-        """Cancel the jobs if the sweep was asked to end; they continue if only the terminal was closed."""
-        if self._watched and interruptions.count and interruptions.first != signal.SIGHUP:
+        """Cancel the jobs that are left if the sweep was asked to end, or gave up since all would fail for one reason.
+
+        They continue if only the terminal was closed, or an error of this process ends the sweep.
+        """
+        asked = interruptions.count and interruptions.first != signal.SIGHUP
+        gave_up = not interruptions.count and sys.exception() is None
+        if self._watched and (asked or gave_up):
             for job in self._watched.values():
                 job.cancel(check=False)
             print(f"slurm: {counted(len(self._watched), 'job')} cancelled", flush=True)
