@@ -1,5 +1,7 @@
 """Test records that are held out: how many, which, and that no question is on both sides."""
 
+from typing import Any
+
 import pytest
 
 from stepjepa.base.errors import UserError
@@ -40,9 +42,14 @@ def test_no_question_is_on_both_sides_whatever_its_case_and_blanks(seed: int) ->
     assert len(parts[1]) == 3
 
 
-def test_groups_stay_together_also_through_a_question_that_they_share() -> None:
+GROUPS: list[tuple[Any, ...]] = [(1, 2, 3, 4), ("x", "y", "z", ""), ([1], [2], [], [[1]]), ({"a": 1}, {"a": 2}, {}, [])]
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_groups_stay_together_also_through_a_question_that_they_share(groups: tuple[Any, ...]) -> None:
+    """Groups of any kind that JSON has: lists and objects ended in a traceback."""
     records = [
-        record | {"group": group}
+        record | {"group": groups[group - 1]}
         for record, group in zip(records_of("a", "b", "b", "c", "d", "e"), (1, 1, 2, 2, 3, 4), strict=True)
     ]
     for seed in range(7):

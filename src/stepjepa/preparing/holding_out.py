@@ -1,5 +1,6 @@
 """Hold out test records so that no question of the test file is one of the training file."""
 
+import json
 import random
 from collections.abc import Sequence
 
@@ -67,7 +68,10 @@ def _group(records: Sequence[JsonObject]) -> list[list[int]]:
     for number, record in enumerate(records):
         question = question_hashes(parse_record(record, line=number + 1).messages)["normalised"]
         keys: list[tuple[str, object]] = [("question", question)]
-        keys += [("group", record["group"])] if "group" in record else []
+        if "group" in record:
+            group = record["group"]
+            # A list or an object of JSON is no key of a dict.
+            keys += [("group", json.dumps(group, sort_keys=True) if isinstance(group, list | dict) else group)]
         for key in keys:
             earlier, later = sorted((root(first.setdefault(key, number)), root(number)))
             parents[later] = earlier
