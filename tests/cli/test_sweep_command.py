@@ -11,9 +11,15 @@ import yaml
 
 import tiny
 from in_process import InProcess
+from made_up_runs import change, make_run
+from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json, write_jsonl
 from stepjepa.cli.main import main
+from stepjepa.cli.sweep import _conclude
 from stepjepa.study import local
+from stepjepa.study.grid import Trial
+from stepjepa.study.sweep import Outcome
+from stepjepa.study.sweep_folder import SweepFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -175,6 +181,21 @@ def figures(out: str) -> list[list[str]]:
     """The tables of a sweep, without the seconds, which no two trainings share."""
     rows = [line.split() for line in out.splitlines() if re.match(r"\S+/seed\d+ ", line)]
     return [row[:-1] for row in rows]
+
+
+def test_failures_are_told_also_where_there_is_no_table(tmp_path: Path, capsys: Any) -> None:
+    """The test file was changed between two starts."""
+    trials = [Trial(f"regular/seed{seed}", "regular", "regular", seed, {}, ()) for seed in (1, 2, 3)]
+    for trial in trials[:2]:
+        make_run(tmp_path / trial.name, "10", seed=trial.seed)
+    change(tmp_path / trials[1].name / "test.summary.json", "test_fingerprint", to="e" * 64)
+    outcome = Outcome(trials[:2], {trials[2].name: "train failed with exit code 1: out of memory"})
+    with pytest.raises(UserError, match="can't be compared with"):
+        _conclude(SweepFolder(tmp_path, trials, {}), outcome, 3)
+    assert capsys.readouterr().out.splitlines() == [
+        "failed: regular/seed3: train failed with exit code 1: out of memory",
+        "1 of 3 trials failed; their logs are beside them; the same command retries",
+    ]
 
 
 @pytest.mark.slow

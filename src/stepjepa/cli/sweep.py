@@ -170,11 +170,14 @@ def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     from stepjepa.study.run_report import report, report_text
     from stepjepa.study.sweep_folder import EVALUATION
 
-    if trials := outcome.finished:
-        table = report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials], EVALUATION)
-        print(f"\n{report_text(table)}")
-    for line in outcome.describe(count):
-        print(line)
+    try:
+        if trials := outcome.finished:
+            table = report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials], EVALUATION)
+            print(f"\n{report_text(table)}")
+    finally:
+        # Also where there is no table, as after a change of the test file.
+        for line in outcome.describe(count):
+            print(line)
     if outcome.finished and not outcome.stopped:
         print(f"next: stepjepa compare {shlex.quote(str(folder.path))}")
     return 128 + outcome.stopped if outcome.stopped else int(bool(outcome.failed))
