@@ -15,8 +15,9 @@ from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_jsonl, read_text
 from stepjepa.base.json_object import JsonObject, RepeatedKey, json_fault, parse_marked
 from stepjepa.data.columns import ASSISTANT, CHATS, SYSTEM, USER
-from stepjepa.data.messages import TOOLS, is_absent, without_row_fillers
+from stepjepa.data.messages import TOOLS, is_absent
 from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
+from stepjepa.data.nested_values import with_own_objects
 
 Rows = Iterator[tuple[int, JsonObject]]
 """Pairs of line or row number, from 1, and row (column name -> value)."""
@@ -233,7 +234,7 @@ def _rows_of_batches(batches: Iterable[Any], schema: Any, path: Path) -> Rows:
     if (name := _repeated_field(schema)) is not None:
         raise UserError(f"has the column {shown(name)} twice; keep one of the two", path=path)
     rows = (row for batch in batches for row in batch.to_pylist())
-    yield from enumerate(map(without_row_fillers, with_shortest_floats(rows, narrow_columns(schema))), start=1)
+    yield from enumerate(with_own_objects(with_shortest_floats(rows, narrow_columns(schema)), schema), start=1)
 
 
 def _repeated_field(fields: Iterable[Any]) -> str | None:

@@ -74,18 +74,6 @@ def as_python(value: Any) -> Any:
     return None if type(value).__name__ in {"NAType", "NaTType"} else value
 
 
-def without_fillers(value: object) -> Any:
-    """Remove the nulls that an Arrow table adds for fields of other rows' objects."""
-    if isinstance(value, Mapping):
-        return {name: without_fillers(item) for name, item in value.items() if item is not None}
-    return [without_fillers(item) for item in value] if isinstance(value, list) else value
-
-
-def without_row_fillers(row: Mapping[str, object]) -> JsonObject:
-    """Return a row of a table with all its columns, without fillers in nested objects."""
-    return {name: without_fillers(value) for name, value in row.items()}
-
-
 def from_json(value: object, name: str, expected: str) -> Any:
     """Parse a field that may hold JSON as text, as in tables; raise UserError if the text is no usable JSON.
 

@@ -17,7 +17,9 @@ def narrow_columns(table: Any) -> dict[str, int]:
     """
     types: Iterable[tuple[Any, Any]] = ()
     if hasattr(table, "features"):
-        types = ((name, getattr(feature, "dtype", None)) for name, feature in (table.features or {}).items())
+        # A stream may not know them, and those of a single column have no names.
+        features = table.features if isinstance(table.features, Mapping) else {}
+        types = ((name, getattr(feature, "dtype", None)) for name, feature in features.items())
     elif hasattr(table, "dtypes") and hasattr(table.dtypes, "items"):  # pandas
         types = table.dtypes.items()
     else:

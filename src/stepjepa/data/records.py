@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject, json_fault
@@ -17,9 +17,9 @@ from stepjepa.data.messages import (
     read_tools,
     read_variables,
     tools_column,
-    without_row_fillers,
 )
 from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
+from stepjepa.data.nested_values import kinds_of_columns, own_objects
 from stepjepa.data.record import READ_LATER, Record
 
 _VIEW_ROLES = {"text": "user", "code": "assistant"}
@@ -32,7 +32,7 @@ def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> It
     """Yield records from memory: from dicts in the form of a file's lines, records, a data frame, or a Dataset.
 
     Args:
-        values: the records.
+        values: the records; also a map-style data set of torch.
         change: changes each value that is no ``Record`` before it is read.
 
     Raises:
@@ -40,7 +40,7 @@ def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> It
     """
     check_is_collection(values)
     _check_columns(values)
-    narrow = narrow_columns(values)
+    narrow, kinds = narrow_columns(values), kinds_of_columns(values)
     # A table has a field of one row's objects in those of all rows; in a list of dicts a null is the user's own.
     is_table = any(hasattr(values, name) for name in ("to_dict", "to_pylist", "to_dicts", "features"))
     if hasattr(values, "to_dict") and hasattr(values, "notna"):  # pandas
@@ -49,17 +49,28 @@ def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> It
         values = getattr(values, method)() if hasattr(values, method) else values
     if isinstance(values, Mapping):
         raise UserError(_describe_mapping(values))
-    for position, value in enumerate(with_shortest_floats(values, narrow), start=1):
+    for position, value in enumerate(with_shortest_floats(_in_order(values), narrow), start=1):
         if isinstance(value, Record):
             yield value
             continue
         row = as_python(value)
-        row = without_row_fillers(row) if is_table and isinstance(row, dict) else row
+        row = own_objects(row, kinds) if is_table and isinstance(row, dict) else row
         record = parse_record(row if change is None else change(row), line=position)
         # Files are checked where they are read.
         if (fault := json_fault(record.messages)) is not None:
             raise UserError(fault, path=record.path, line=position)
         yield record
+
+
+def _in_order(values: Any) -> Iterable[Any]:
+    """Return values to iterate over; those of a map-style data set are as many as its length says.
+
+    Torch's ``Dataset`` has no iterator, and that of Python would ask on until an ``IndexError``, which one that makes
+    its items never raises.
+    """
+    if hasattr(values, "__iter__") or not hasattr(values, "__len__"):
+        return cast(Iterable[Any], values)
+    return (values[index] for index in range(len(values)))
 
 
 def _describe_mapping(values: Mapping[object, object]) -> str:
