@@ -11,8 +11,10 @@ from transformers import Trainer
 
 from stepjepa.store.folder import save_atomically
 from stepjepa.store.hub import creating_repository
+from stepjepa.store.record import write_record
 from stepjepa.training import saving
 from stepjepa.training.draft_card import draft_card
+from stepjepa.training.recorded_objective import record_elsewhere
 
 if TYPE_CHECKING:
     from stepjepa.training.interface import AveragedWeights, MeterInterface, OpenLogLine, WeightGuard
@@ -41,12 +43,22 @@ class CheckpointingTrainer(Trainer):
     # -- saving --------------------------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as Trainer does, but atomically and with checksums."""
+        """Save the model as Trainer does, but atomically and with checksums.
+
+        A folder that is not the run folder also gets a record of the objective, by which embeddings are read.
+
+        Raises:
+            UserError: another run was trained in the folder, with other settings.
+        """
         folder = Path(output_dir or str(self.args.output_dir))
         if self._part is not None:
             super().save_model(str(folder), _internal_call=True)
             return
+        trainer: Any = self
+        record = record_elsewhere(trainer, folder)
         save_atomically(folder, lambda part: super(CheckpointingTrainer, self).save_model(part, _internal_call=True))
+        if record is not None:
+            write_record(folder, record)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 

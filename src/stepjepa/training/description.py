@@ -36,6 +36,7 @@ from stepjepa.store.folder import CONFIG_FILE
 from stepjepa.store.metric_names import UNNAMED
 from stepjepa.store.record import Lora, Order, RunRecord, Source, Training
 from stepjepa.training.interface import TrainerInterface
+from stepjepa.training.recorded_objective import jepa_as_trained
 
 if TYPE_CHECKING:
     from torch import nn
@@ -285,12 +286,6 @@ def describe(trainer: DescribedTrainer) -> tuple[RunRecord, RunConfig | None]:
     return describe_run(config, trainer), config
 
 
-def _jepa_as_trained(trainer: DescribedTrainer) -> JsonObject:
-    """Return the settings of the objective, with the weight of the router loss that is used as a number."""
-    settings, router = trainer.jepa.to_dict(), trainer.objective.terms.get("router_loss")
-    return settings | ({} if router is None else {"router_loss": router.weight})
-
-
 def _loading(config: RunConfig, model: PreTrainedModel) -> JsonObject:
     """Describe how the base model was loaded."""
     return {
@@ -349,7 +344,7 @@ def describe_run(
         model_fingerprint=model_fingerprint(name) if Path(name).is_dir() else hub_commit(name),
         machine=machine(use_cpu=training.use_cpu),
         versions=versions(),
-        jepa=_jepa_as_trained(trainer),
+        jepa=jepa_as_trained(trainer),
         objective=describe_objective(trainer.objective) if passed.has_objective else None,
         loaded=_loading(config, base),
         encoding={"used": trainer.encoding, "because": trainer.encoding_reason},
