@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoHaConfig, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model, inject_adapter_in_model
+from peft import (
+    AdaptionPromptConfig,
+    LoHaConfig,
+    LoraConfig,
+    PeftModel,
+    PromptTuningConfig,
+    get_peft_model,
+    inject_adapter_in_model,
+)
 from transformers import AutoModelForCausalLM
 
 import tiny
@@ -131,11 +139,19 @@ def merged(base: Any) -> Any:
             "type PROMPT_TUNING puts virtual tokens in front of every row: .*; use peft.LoraConfig",
         ),
         (
+            lambda base: get_peft_model(base, AdaptionPromptConfig(adapter_len=2, adapter_layers=1)),
+            "type ADAPTION_PROMPT can't be merged into a model; use peft.LoraConfig",
+        ),
+        (
+            lambda base: get_peft_model(base, lora(alora_invocation_tokens=[3, 5])),
+            "alora_invocation_tokens: the adapter acts behind these tokens .*; leave them out of LoraConfig",
+        ),
+        (
             lambda base: get_peft_model(base, lora(inference_mode=True)),
             "no weight of the model is trained; .* or inference_mode=False to LoraConfig",
         ),
     ],
-    ids=["two", "merged", "tied", "bias", "prompt", "frozen"],
+    ids=["two", "merged", "tied", "bias", "prompt", "adaption", "alora", "frozen"],
 )
 def test_adapters_that_would_be_another_model_in_the_folder_are_refused(
     wrap: Any, words: str, tmp_path: Path, tiny_tokenizer: Any

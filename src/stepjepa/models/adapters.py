@@ -35,17 +35,29 @@ def check_merging(model: Any) -> None:
         model: a PEFT wrapper.
     """
     config = model.active_peft_config
+    kind = _kind(config)
     if config.is_prompt_learning:
-        kind = str(getattr(config.peft_type, "value", config.peft_type))
         raise ValueError(
             f"an adapter of type {kind} puts virtual tokens in front of every row: a tree has no place for them, and "
             "they can't be merged into a model; use peft.LoraConfig"
+        )
+    if not hasattr(model.base_model, "merge_and_unload"):
+        raise ValueError(f"an adapter of type {kind} can't be merged into a model; use peft.LoraConfig")
+    if getattr(config, "alora_invocation_tokens", None):
+        raise ValueError(
+            "alora_invocation_tokens: the adapter acts behind these tokens of a row alone, so that it can't be merged "
+            "into a model; leave them out of LoraConfig"
         )
     _check_tied(model)
     if any(_adds_bias(layer, model.active_adapters) for layer in filter(_is_tuner, model.modules())):
         raise ValueError(
             "lora_bias can't be merged into layers that have no bias of their own; leave it out of LoraConfig"
         )
+
+
+def _kind(config: Any) -> str:
+    """Return the type of an adapter, such as ``LORA``."""
+    return str(getattr(config.peft_type, "value", config.peft_type))
 
 
 def _is_tuner(module: nn.Module) -> bool:
