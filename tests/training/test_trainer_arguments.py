@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch.nn import Parameter
+from torch.nn import DataParallel, Parameter
 from torch.optim import SGD
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from fake_hub import FakeHub
-from stepjepa import JepaTrainer, RunConfig, run
+from stepjepa import Jepa, JepaTrainer, RunConfig, run
 from stepjepa.base.errors import UserError
 from stepjepa.training.argument_checks import REMEDIES, check_arguments
 from stepjepa.training.refused_methods import ARGUMENT_REMEDIES
@@ -171,3 +171,17 @@ def test_objects_of_another_kind_are_named(arguments: Any, message: str, tmp_pat
         JepaTrainer("preset:tiny", TrainingArguments(str(tmp_path), use_cpu=True), train_dataset=ROWS, **arguments)
     with pytest.raises(TypeError, match=f"^{message}"):
         run(RunConfig(model_name="preset:tiny", output_dir=str(tmp_path / "run")), train_dataset=ROWS, **arguments)
+
+
+def test_a_model_inside_a_wrapper_is_named(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """``'DataParallel' object has no attribute 'config'``, which other trainers take off by themselves."""
+    wrapped: Any = DataParallel(make_model("llama"))
+    message = r"^model: expected it without a wrapper, got it in a DataParallel; pass its .module, "
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True)
+    for tokenizer in (tiny_tokenizer, None):
+        with pytest.raises(ValueError, match=message):
+            JepaTrainer(wrapped, arguments, train_dataset=ROWS, processing_class=tokenizer)
+    with pytest.raises(ValueError, match=message):
+        Jepa(wrapped, tiny_tokenizer)
+    with pytest.raises(ValueError, match=message):
+        run(RunConfig(output_dir=str(tmp_path / "run")), model=wrapped, tokenizer=tiny_tokenizer, train_dataset=ROWS)

@@ -46,6 +46,15 @@ def causal_model(model: nn.Module) -> Any:
     return model
 
 
+def check_unwrapped(model: nn.Module) -> None:
+    """Raise a ``ValueError`` for a model inside a wrapper such as DDP, where new tokens can't be added to it."""
+    if causal_model(model) is not model:
+        raise ValueError(
+            f"model: expected it without a wrapper, got it in a {type(model).__name__}; pass its .module, and in a "
+            "loop of your own wrap it afterwards"
+        )
+
+
 @contextmanager
 def keeping_modes(model: nn.Module) -> Iterator[None]:
     """Restore the mode of every module, training or evaluation, at the end of the block."""

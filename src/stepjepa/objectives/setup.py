@@ -12,7 +12,7 @@ from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.config.jepa import JepaConfig, check_objective_effects
 from stepjepa.models.adapters import check_adapter
-from stepjepa.models.architecture import base_model, find_decoder, find_heads, number_of_layers
+from stepjepa.models.architecture import base_model, check_unwrapped, find_decoder, find_heads, number_of_layers
 from stepjepa.models.attention import enable_trees, uses_flex
 from stepjepa.models.encode import check_layer
 from stepjepa.models.generation_settings import serve_as_trained
@@ -82,7 +82,10 @@ def _check_model(model: PreTrainedModel) -> None:
 
 
 def check_parts(model: object, tokenizer: object, config: object) -> None:
-    """Raise a ``TypeError`` for an argument of ``Jepa`` of another kind, such as a name or one in another's place."""
+    """Raise a ``TypeError`` for an argument of ``Jepa`` of another kind, such as a name or one in another's place.
+
+    ``ValueError`` for a model inside a wrapper.
+    """
     for name, value, fits, expected in (
         ("model", model, isinstance(model, nn.Module), "a model, as load_model(NAME) returns one"),
         ("tokenizer", tokenizer, hasattr(tokenizer, "apply_chat_template"), "the tokenizer of the model"),
@@ -90,6 +93,8 @@ def check_parts(model: object, tokenizer: object, config: object) -> None:
     ):
         if not fits:
             raise TypeError(f"{name}: got {type(value).__name__}, expected {expected}")
+    if isinstance(model, nn.Module):
+        check_unwrapped(model)
 
 
 def check_own(model: nn.Module, batch: object, prepared: nn.Module) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from stepjepa.base.arguments import kind_of
 from stepjepa.config.run import OPTIONS, RunConfig
+from stepjepa.models.architecture import check_unwrapped
 from stepjepa.objectives.objective import Objective
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class PassedObjects:
     def check(self, config: RunConfig) -> None:
         """Raise an error if the configuration lacks a setting, or names one that an object replaces.
 
-        TypeError for an object of another kind, such as the name of a model.
+        TypeError for an object of another kind, such as the name of a model; ValueError for a model inside a wrapper.
         """
         defaults = {option.name: option.default for option in OPTIONS}
         for name in self.names:
@@ -64,6 +65,8 @@ class PassedObjects:
             raise TypeError(f"model: expected a model, got its name; pass RunConfig(model_name='{self.model}')")
         if not isinstance(self.model, nn.Module | None):
             raise TypeError(f"model: expected a model, got {kind_of(self.model)}")
+        if self.model is not None:
+            check_unwrapped(self.model)
         if self.tokenizer is not None and not hasattr(self.tokenizer, "apply_chat_template"):
             raise TypeError(f"tokenizer: expected a tokenizer, got {kind_of(self.tokenizer)}")
         if not isinstance(self.objective, Objective | None):

@@ -19,7 +19,7 @@ from stepjepa.batch.dataset import STRATEGIES
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.option import similar_settings
 from stepjepa.config.trainer import NEEDLESS
-from stepjepa.models.architecture import has_experts
+from stepjepa.models.architecture import check_unwrapped, has_experts
 from stepjepa.models.probe import leaves_weights_unused
 from stepjepa.objectives.objective import Objective
 from stepjepa.training.refused_methods import ARGUMENT_REMEDIES
@@ -88,11 +88,13 @@ _OBJECTS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def check_objects(**values: object) -> None:
-    """Raise a ``TypeError`` for an argument of another kind, such as one in another's place."""
+    """Raise a ``TypeError`` for an argument of another kind, a ``ValueError`` for a model inside a wrapper."""
     for name, value in values.items():
         kinds, expected = _OBJECTS[name]
         if not isinstance(value, kinds):
             raise TypeError(f"{name}: expected {expected}, got {kind_of(value)}")
+        if isinstance(value, nn.Module):
+            check_unwrapped(value)
 
 
 def as_callbacks(callbacks: Sequence[TrainerCallback] | None) -> list[TrainerCallback]:
