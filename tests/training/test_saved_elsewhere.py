@@ -13,6 +13,8 @@ import pytest
 import tiny
 from stepjepa import Jepa, JepaConfig, JepaTrainer, LMLoss, Objective
 from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_jsonl
+from stepjepa.cli.main import main
 
 MEAN = JepaConfig(jepa_loss_type="infonce", predictors=3, pooling="mean")
 TEXTS = ["What is 3+4+5?", "Name a colour"]
@@ -61,3 +63,18 @@ def test_an_objective_of_ones_own_is_named(tmp_path: Path, tiny_tokenizer: Any) 
     trainer = make_trainer(tmp_path / "run", tiny_tokenizer, objective=Objective([LMLoss()]))
     trainer.save_model(str(tmp_path / "final"))
     assert "objective" in json.loads((tmp_path / "final" / "run.json").read_text())
+
+
+def test_it_is_evaluated_but_is_no_run_to_report(
+    tmp_path: Path, tiny_tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last line of ``evaluate`` named a report, which then advised to resume the run."""
+    final, data = tmp_path / "final", tmp_path / "test.jsonl"
+    trainer = make_trainer(tmp_path / "run", tiny_tokenizer)
+    trainer.save_model(str(final))
+    write_jsonl(data, [{"messages": list(record.messages)} for record in tiny.records()])
+    given = ["--test_file", data, "--output_file", final / "test.jsonl", "--max_new_tokens", "2"]
+    assert main(["evaluate", "--model_path", *map(str, [final, *given])]) == 0
+    assert "next: " not in capsys.readouterr().out
+    assert main(["report", str(final)]) == 2
+    assert "final: holds a model that was saved outside of its run, by `save_model`" in capsys.readouterr().err

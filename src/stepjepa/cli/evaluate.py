@@ -5,6 +5,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepjepa.base.files import json_or_empty
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Stopped
 from stepjepa.base.terminal import note, visible_lines
@@ -82,7 +83,7 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
         progress = f"{evaluation.finished} of {count} examples are in {output}"
         raise Stopped(stop.number, f"stopped; {progress}; the same command without `overwrite` resumes it") from None
     written = _tell_summary(summary, output, details=args.details)
-    if (output.parent / RUN_FILE).is_file():
+    if json_or_empty(output.parent / RUN_FILE).get("status") == "finished":
         page = output.parent / "report.html"
         command = ["stepjepa", "report", str(output.parent), "--output_file", str(page)]
         print(f"next: {shlex.join(command + ['--overwrite'] * page.exists())}")

@@ -196,6 +196,9 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
     """
     path = Path(folder)
     record = read_record(path)
+    if record.status is None and not record.launches:
+        fault = "holds a model that was saved outside of its run, by `save_model` or `Jepa.save`"
+        raise UserError(f"{fault}; name the folder of a run, or leave it out", path=path)
     if record.status != "finished":
         status = "None" if record.status is None else shown(record.status)
         raise UserError(f"the run is not finished (status {status}); resume it, or leave it out", path=path)
