@@ -20,6 +20,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Literal,
+    Self,
     TypedDict,
     TypeVar,
     Union,
@@ -122,7 +123,21 @@ def option(default: Any = MISSING, help: str = "", **details: Unpack[Details]) -
         help: the help text; ``--help`` shows it up to the first semicolon, ``--help_all`` and the reference show all.
         details: see :class:`Details`.
     """
-    return field(default=default, metadata={"help": help, **details})
+    return field(default=default, metadata={"help": _HelpText(help, details)})
+
+
+class _HelpText(str):
+    """A help text with the other details of its option.
+
+    They are no metadata of the field: ``HfArgumentParser`` of transformers passes all metadata on to argparse.
+    """
+
+    details: Details
+
+    def __new__(cls, text: str, details: Details) -> Self:
+        made = super().__new__(cls, text)
+        made.details = details
+        return made
 
 
 @dataclass(frozen=True)
@@ -220,7 +235,8 @@ def options_of(*settings: DataclassInstance | type[DataclassInstance]) -> Iterat
 def _options(owner: type[DataclassInstance]) -> tuple[Option, ...]:
     hints, options = get_type_hints(owner), []
     for owner_field in fields(owner):
-        if "help" not in owner_field.metadata:
+        text = owner_field.metadata.get("help")
+        if not isinstance(text, _HelpText):
             continue
         hint, several = hints[owner_field.name], False
         optional = NoneType in get_args(hint)
@@ -228,8 +244,8 @@ def _options(owner: type[DataclassInstance]) -> tuple[Option, ...]:
             hint = next(inner for inner in get_args(hint) if inner is not NoneType)
         if get_origin(hint) in (list, tuple):
             hint, several = get_args(hint)[0], True
-        choices = get_args(hint) if get_origin(hint) is Literal else tuple(owner_field.metadata.get("choices", ()))
-        about = cast(About, owner_field.metadata)
+        about = cast(About, {"help": str(text), **text.details})
+        choices = get_args(hint) if get_origin(hint) is Literal else tuple(about.get("choices", ()))
         options.append(Option(owner_field.name, hint, several, choices, owner_field.default, about, optional))
     return tuple(options)
 
