@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import (
+    AdaLoraConfig,
     AdaptionPromptConfig,
     LoHaConfig,
     LoraConfig,
@@ -121,6 +122,17 @@ def merged(base: Any) -> Any:
     model: Any = get_peft_model(base, lora())
     model.merge_adapter()
     return model
+
+
+def test_a_term_that_peft_adds_in_its_forward_pass_is_said_to_be_left_out(
+    tmp_path: Path, tiny_tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for weight in (0.25, 0.0):
+        more = {"target_modules": ["q_proj"], "total_step": 10, "orth_reg_weight": weight}
+        config = AdaLoraConfig(task_type="CAUSAL_LM", **more)
+        make_trainer(tmp_path / f"{weight}", get_peft_model(tiny.make_model("llama"), config), tiny_tokenizer, REGULAR)
+        told = "regularizer of AdaLoRA (orth_reg_weight 0.25) is no term of the objective" in capsys.readouterr().err
+        assert told == bool(weight)
 
 
 @pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embeddings=True`", "ignore:`lora_bias=True` was passed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stepjepa.base.terminal import note
 from stepjepa.models.architecture import base_model
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ def check_adapter(model: Any) -> None:
     if any(layer.merged for layer in filter(_is_tuner, model.modules())):
         raise ValueError(
             "the adapter is merged into its base, where it would not be trained; call model.unmerge_adapter()"
+        )
+    if weight := getattr(model.active_peft_config, "orth_reg_weight", 0):
+        # PEFT adds it to the loss in the forward pass of a model that is given labels.
+        note(
+            f"the orthogonality regularizer of AdaLoRA (orth_reg_weight {weight:g}) is no term of the objective: it is "
+            "left out; and ranks stay as they are unless a callback calls model.base_model.update_and_allocate(step)"
         )
 
 
