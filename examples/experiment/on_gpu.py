@@ -36,7 +36,7 @@ from pathlib import Path
 
 import pandas as pd
 from collect import trained
-from retrieval import DATA
+from ranking import DATA
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, read_text

@@ -259,11 +259,11 @@ class Questions:
         return f"{text}; the rest is contrastive training of last tokens"
 
     def retrieval_gain(self) -> str:
-        """Return on which data sets InfoNCE finds more than linear maps."""
+        """Return on which data sets InfoNCE finds more than maps behind models without it."""
         return gain(self.retrieval)
 
     def sets_with_gain(self) -> str:
-        """Return the data sets on which InfoNCE finds more than any linear map; empty if there is none."""
+        """Return the data sets on which InfoNCE finds more than any map without it; empty if there is none."""
         return listed(with_gain(self.retrieval))
 
     def retrieval_summary(self) -> str:

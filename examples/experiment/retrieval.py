@@ -12,32 +12,30 @@ The candidates are the distinct answers of the test file. ``method`` says by wha
 embeddings that training reads. For models without a JEPA objective, ``best readout`` of all layers, poolings and
 layouts, centred or not, and ``ridge`` and ``canonical``, the same with a linear map that is fitted on the training
 records but the last 1,000 (of SmolLM2, 300), by regression of targets on sources or by canonical correlations of both.
-``classifier`` is a linear one of the answers, for data that have few. All are chosen by the mean reciprocal rank on
-those last records. ``trained, ridge`` and ``trained, canonical`` are such maps behind the embeddings that training
-reads. Runs of one seed also have ``trained, all answers``: every training answer is a candidate, too.
+For answers that have to be computed there are two more: ``classifier``, a linear one of the answers, which are few,
+and ``heads``, two small networks that are trained by InfoNCE behind the model as it is. All are chosen by the mean
+reciprocal rank on those last records. ``trained, ridge``, ``trained, canonical`` and ``trained, heads`` are the same
+behind the embeddings that training reads. Runs of one seed also have ``trained, all answers``: every training answer
+is a candidate, too.
 """
 
 from __future__ import annotations
 
 import argparse
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from collect import trained, trials
-from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
+from computed_baselines import behind_classifier, behind_heads
+from heads import Matrix, Sides, fit_heads
+from ranking import DATA, LAYOUTS, Asked, Embed, Readout, asked, beside_training_answers, reciprocal_rank, row
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
-from splits import SETS, SHARED, read_splits
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.base.files import atomic_write
@@ -45,153 +43,19 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.output import RETRIEVAL_METRICS
-from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.models.loading import load_for_inference, load_model
 from stepjepa.objectives.linear_map import FITS, Fit, LinearMap, fit_linear_maps
 from stepjepa.objectives.reading import embedding_config
-from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
+from stepjepa.objectives.view_embeddings import ReadoutPlace
 from stepjepa.store.record import trained_objective
-from stepjepa.tasks.base import Task
-from stepjepa.tasks.nl_rx import NlRxTask
 
 FILE = Path(__file__).resolve().with_suffix(".csv")
-EXPERIMENT = Path("runs/experiment")
-SMOLLM2 = str(EXPERIMENT / "smollm2-135m-instruct")
 ONE_SEED = "82"
-CHOSEN = 1000
-"""The last training records, by which readouts are chosen; a ridge map is fitted on those before them."""
-WEAK, STEPS_OF_CLASSIFIER = 100.0, 300
-"""Of logistic regression: inverse of its penalty, which is weak, and most steps."""
 TRIED = 1000
 """Training records that the maps are fitted on while readouts are compared."""
-LAYOUTS = ("separate", "branched")
 METHODS = ("ridge", "canonical")
 POOLINGS: tuple[Literal["last", "mean"], ...] = ("last", "mean")
-Matrix = NDArray[np.float32]
-Sides = tuple[Matrix, Matrix]
-"""Sources and targets ``[N, D]`` of some records."""
-Embed = Callable[[Sequence[Record], str], dict[tuple[int, str], Sides]]
-"""Embeds records in a layout, at each of some layers and poolings."""
-
-
-class Readout(NamedTuple):
-    """A readout of embeddings, and whether the mean of each side is subtracted."""
-
-    layout: str
-    layer: int
-    pooling: str
-    centred: bool
-
-    @property
-    def place(self) -> tuple[int, str]:
-        """Layer and pooling."""
-        return self.layer, self.pooling
-
-    @property
-    def words(self) -> str:
-        """The readout as text."""
-        return f"{self.layout}, layer {self.layer}, {self.pooling}{', centred' if self.centred else ''}"
-
-
-class Data(NamedTuple):
-    """A data set, the model that is trained on it, and how many of its records are used."""
-
-    name: str  # in splits.json, too, if it is there
-    train: Path
-    test: Path
-    task: Task | None  # knows equal answers
-    model: str = "preset:tiny"
-    queries: int | None = None  # first records of the test file; None for all
-    chosen: int = CHOSEN
-    classes: bool = False  # training has every answer often, so that a classifier of them is a baseline, too
-    word: str = r"(?u)\b\w\w+\b"  # a regular expression: what TF-IDF takes for a word
-
-
-DATA = {
-    "synth": Data("synth", *SETS["synth"], NlRxTask()),
-    "turk": Data("turk", *SETS["turk"], NlRxTask()),
-    # A quarter of the databases is at hand, so not all queries can be executed: only equal texts are the same query.
-    "spider": Data("spider", SHARED / "spider_train.jsonl", SHARED / "spider_test.jsonl", None),
-    "sums": Data(
-        "sums", EXPERIMENT / "sums-train.jsonl", EXPERIMENT / "sums-test.jsonl", None, classes=True, word=r"\S+"
-    ),
-    "small": Data("synth", *SETS["synth"], NlRxTask(), "preset:small"),
-    # The records that retrieval-smollm2.yaml, and the files of TURK and Spider beside it, train on and ask.
-    "smollm2": Data("synth", EXPERIMENT / "synth-1-4.jsonl", SETS["synth"][1], NlRxTask(), SMOLLM2, 300, 300),
-    "smollm2-turk": Data("turk", EXPERIMENT / "turk-2000.jsonl", SETS["turk"][1], NlRxTask(), SMOLLM2, 300, 300),
-    "smollm2-sums": Data(
-        "sums", EXPERIMENT / "sums-asked-2000.jsonl", EXPERIMENT / "sums-asked-test.jsonl", None, SMOLLM2, 300, 300
-    ),
-    "smollm2-spider": Data(
-        "spider", EXPERIMENT / "spider-2000.jsonl", SHARED / "spider_test.jsonl", None, SMOLLM2, 300, 300
-    ),
-}
-
-
-class Asked(NamedTuple):
-    """The queries and candidates of the test file, and the names of equal answers."""
-
-    data: Data
-    records: list[Record]
-    names: list[str | None]  # of each record, its language
-    same: NDArray[np.int64]  # index of the first record with the same answer
-
-    @property
-    def candidates(self) -> NDArray[np.int64]:
-        """The first record of each distinct answer."""
-        return np.unique(self.same)
-
-
-def asked(data: Data, records: Sequence[Record], *, equal: bool = False) -> Asked:
-    """Describe the questions of a file; ``equal`` answers of other texts are named alike, which takes seconds."""
-    first: dict[str, int] = {}
-    same = [first.setdefault(record.answer, place) for place, record in enumerate(records)]
-    names: list[str | None] = [None] * len(records)
-    if equal and data.task is not None:
-        names = data.task.answer_names(records)
-    return Asked(data, list(records), names, np.asarray(same))
-
-
-# -- rows of the file --------------------------------------------------------------------------------------------------
-
-
-def row(about: dict[str, Any], source: Matrix, target: Matrix, test: Asked) -> dict[str, Any]:
-    """Figures of one ranking, in per cent: of all queries, of equal texts alone, and by whether the language is new.
-
-    Args:
-        about: the columns that name the ranking.
-        source: ``[N, D]`` embeddings of the questions of the test file.
-        target: ``[N, D]`` embeddings of their answers.
-        test: of :func:`asked`.
-    """
-    count = np.arange(len(test.records))
-    views = ViewEmbeddings(source, target, count, np.ones_like(count), test.same)
-    ranking = rank_targets(views, test.names, JepaConfig(mode="llm-jepa", predictors=0))
-    values = metrics(ranking.ranks)
-    of_text = metrics(ranking.of_text or ranking.ranks)["hits_at_1"]
-    in_training = np.asarray(read_splits().get(test.data.name, {}).get("language", ()))
-    figures = {name: values[name].mean() for name in RETRIEVAL_METRICS} | {"hits_at_1_of_text": of_text.mean()}
-    if len(in_training) == len(count):
-        figures |= {
-            "hits_at_1_language_seen": of_text[in_training].mean(),
-            "hits_at_1_language_new": of_text[~in_training].mean(),
-        }
-    return {**about, "queries": len(count), "candidates": ranking.candidates} | {k: 100 * v for k, v in figures.items()}
-
-
-def beside_training_answers(
-    about: dict[str, Any], views: ViewEmbeddings, known: ViewEmbeddings, test: Asked, train: Asked
-) -> dict[str, Any]:
-    """The same where the distinct training answers are candidates, too; only equal texts are right."""
-    taken = {record.answer for record in test.records}
-    others = [place for place in train.candidates if train.records[place].answer not in taken]
-    candidates = np.concatenate([views.target[test.candidates], known.target[others]])
-    place = {index: number for number, index in enumerate(test.candidates.tolist())}
-    ranks = ranks_of_right(views.source, candidates, [[place[index]] for index in test.same.tolist()])
-    figures = {name: 100 * values.mean() for name, values in metrics(ranks).items()}
-    figures["hits_at_1_of_text"] = figures["hits_at_1"]
-    return {**about, "queries": len(ranks), "candidates": len(candidates), **figures}
 
 
 # -- readouts of models that were trained without pairs ----------------------------------------------------------------
@@ -213,13 +77,6 @@ def embed_everywhere(
     places = [ReadoutPlace(layer, pooling) for layer, pooling in product(layers, POOLINGS)]
     embedder = pair_embedder(model, tokenizer, config, 64 if model.device.type == "cpu" else 256)
     return {place: (pairs.source, pairs.target) for place, pairs in embedder.at(records, places).items()}
-
-
-def reciprocal_rank(source: Matrix, target: Matrix, test: Asked) -> float:
-    """Mean reciprocal rank of equal texts among the distinct answers."""
-    place = {index: number for number, index in enumerate(test.candidates.tolist())}
-    ranks = ranks_of_right(source, target[test.candidates], [[place[index]] for index in test.same.tolist()])
-    return float(metrics(ranks)["mrr"].mean())
 
 
 def centre(matrix: Matrix, readout: Readout) -> Matrix:
@@ -260,37 +117,10 @@ def without_objective(
         words = f"{readout.words}, penalty {fit.penalty:g}"
         (linear_map,) = fit_linear_maps(*known, [fit])
         rows.append(row({**about, "method": method, "choice": words}, *mapped_sides(linear_map, new), test))
-    return [*rows, behind_classifier(about, embed, fitted, chosen, test)] if test.data.classes else rows
-
-
-def behind_classifier(
-    about: dict[str, Any], embed: Embed, train: Sequence[Record], chosen: Asked, test: Asked
-) -> dict[str, Any]:
-    """The row of the best readout with a linear classifier of the answers: logistic regression of the sources."""
-    layout, answers = LAYOUTS[0], [record.answer for record in train]
-    known, held_out, new = (embed(records, layout) for records in (train, chosen.records, test.records))
-    best: tuple[float, tuple[int, str], Pipeline] | None = None
-    for place, (sources, _) in known.items():
-        classifier = make_pipeline(StandardScaler(), LogisticRegression(C=WEAK, max_iter=STEPS_OF_CLASSIFIER))
-        with warnings.catch_warnings():
-            # It is compared as it is after so many steps.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            classifier.fit(sources, answers)
-        rank = reciprocal_rank(*classified(classifier, held_out[place][0], chosen), chosen)
-        if best is None or rank > best[0]:
-            best = rank, place, classifier
-    assert best is not None
-    _, place, classifier = best
-    words = Readout(layout, *place, centred=False).words
-    sides = classified(classifier, new[place][0], test)
-    return row({**about, "method": "classifier", "choice": words}, *sides, test)
-
-
-def classified(classifier: Pipeline, sources: Matrix, test: Asked) -> Sides:
-    """Probabilities of all classes ``[N, K]`` for each source, and the class of each answer; zeros if it has none."""
-    classes = np.asarray(classifier.classes_)
-    own = np.asarray([record.answer for record in test.records])[:, None] == classes
-    return classifier.predict_proba(sources).astype(np.float32), own.astype(np.float32)
+    if test.data.computed:
+        rows.append(behind_classifier(about, embed, fitted, chosen, test))
+        rows.append(behind_heads(about, embed, fitted, chosen, test))
+    return rows
 
 
 def mapped_sides(linear_map: LinearMap, pairs: Sides) -> Sides:
@@ -333,6 +163,11 @@ def of_run(
         sides = mapped_sides(linear_map, (views.source, views.target))
         words_of_map = f"{words}, penalty {fit.penalty:g}"
         rows.append(row({**about, "method": f"trained, {method}", "choice": words_of_map}, *sides, test))
+    if test.data.computed:
+        same = asked(test.data, train[parts[0]]).same
+        _, heads = fit_heads(fitted, same, lambda heads: reciprocal_rank(*heads(held_out), chosen))
+        about_heads = {**about, "method": "trained, heads", "choice": f"{words}, {heads.epochs} epochs"}
+        rows.append(row(about_heads, *heads((views.source, views.target)), test))
     if about["seed"] == ONE_SEED:
         more = {**about, "method": "trained, all answers", "choice": words}
         rows.append(beside_training_answers(more, views, known, test, asked(test.data, train)))

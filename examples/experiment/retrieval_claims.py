@@ -11,6 +11,7 @@ from retrieval_results import (
     HITS,
     MORE,
     UNTRAINED,
+    WAYS,
     Retrieval,
     difference,
     of_model,
@@ -24,7 +25,7 @@ LESS = {FEWER: "InfoNCE finds fewer", EQUAL: "no difference is shown"}
 
 
 def claim(sets: Sequence[Retrieval]) -> str:
-    """Write what InfoNCE beside the LM loss is seen to give in retrieval, over plain training and its linear maps.
+    """Write what InfoNCE beside the LM loss is seen to give in retrieval, over plain training and its maps.
 
     First where the intervals show a gain, then what they show elsewhere; a single seed shows nothing.
     """
@@ -37,33 +38,33 @@ def claim(sets: Sequence[Retrieval]) -> str:
             places.setdefault(result, []).append(each.name if alike else f"{each.name} ({', '.join(layouts)})")
     if MORE in places:
         text = f"**Better embeddings are shown for InfoNCE beside the LM loss on {listed(places[MORE])}.** The nearest "
-        text += "text is the right one more often than with plain training, even behind a linear map."
+        text += "text is the right one more often than with plain training, even behind a map."
     else:
         text = "**No gain in embeddings is shown for InfoNCE beside the LM loss.** The nearest text is not shown to be "
-        text += "the right one more often than behind a linear map of a model without it."
+        text += "the right one more often than behind a map of a model without it."
     less = [words for result, words in LESS.items() if result in places]
     return f"{text} {'Elsewhere' if MORE in places else 'Instead'} {', or '.join(less)}." if less else text
 
 
 def with_gain(sets: Sequence[Retrieval]) -> list[str]:
-    """Return the names of the data sets on which README's InfoNCE is shown to find more than any linear map."""
+    """Return the data sets on which README's InfoNCE is shown to find more than any map of a model without it."""
     tests = {each.name: difference(each.rows, (each.best_arm, "trained"), each.plain(each.best_arm)) for each in sets}
     return [name for name, test in tests.items() if test is not None and outcome(test) == MORE]
 
 
 def gain(sets: Sequence[Retrieval]) -> str:
-    """Write on which data sets InfoNCE beside the LM loss is shown to find more than any linear map without it."""
+    """Write on which data sets InfoNCE beside the LM loss is shown to find more than any map of a model without it."""
     shown = with_gain(sets)
     if not shown:
-        return "On none of them is InfoNCE shown to find more than a linear map."
+        return "On none of them is InfoNCE shown to find more than a map behind a model without it."
     alone = " alone" if len(shown) < len(sets) else ""
-    return f"InfoNCE is shown to find more than a linear map on {listed(shown)}{alone}."
+    return f"InfoNCE is shown to find more than a map behind a model without it on {listed(shown)}{alone}."
 
 
 SUMMARY_HEADS = (
     "",
     "plain training, as it is",
-    "the best linear map without InfoNCE",
+    "the best map without InfoNCE",
     "**InfoNCE beside the LM loss**, as it is",
     "over that map, points",
     "right answers, over plain training, points",
@@ -71,7 +72,7 @@ SUMMARY_HEADS = (
 
 
 def summary(data_sets: Sequence[Retrieval]) -> str:
-    """Write for README the hits of plain training, of the best linear map and of InfoNCE, and its price in answers.
+    """Write for README the hits of plain training, of the best map without InfoNCE and of it, and its price in answers.
 
     A data set is a row. Those with one seed, of which nothing is claimed, are left to the other pages unless all are of
     that kind.
@@ -85,6 +86,7 @@ def _summary_row(data_set: Retrieval) -> list[str]:
     baseline, method = data_set.plain(arm)
     plain = of_model(rows, plain_of(rows, arm), "best readout")
     whose = "before training" if baseline == UNTRAINED else "plain training"
+    whose += f", {WAYS[method]}" if method == "heads" else ""
     seeds = f"{len(of_model(rows, arm, 'trained'))} seeds{': no claim' if data_set.one_seed else ''}"
     return [
         f"{data_set.name}, {seeds}",

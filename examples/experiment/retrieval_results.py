@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pandas as pd
 import retrieval
 from cells import NOTHING, interval, listed, mean, table
+from ranking import DATA
 from retrieval_sets import DATA_SETS, FILE, JOINT, RIGHT, DataSet
 
 from stepjepa.study.statistics import PairedT, paired_t
@@ -24,12 +25,14 @@ LENGTHS = {PLAIN: "1.35 times as long", LONGER: "1.75 times as long"}
 FREE = ("nearest known question", "TF-IDF, characters", "TF-IDF, words")
 HITS = "hits_at_1"
 READINGS = {"best readout": "as it is", "ridge": "behind a ridge map", "canonical": "behind a canonical map"}
-READINGS |= {"classifier": "behind a linear classifier"}
+READINGS |= {"classifier": "behind a linear classifier", "heads": "behind projection heads"}
 """How a model without a JEPA objective is read."""
 OF_ALL_SEEDS = ("best readout", "ridge")
 """Readings that every run of plain training has."""
-MAPPED = ("trained, ridge", "trained, canonical")
+MAPPED = ("trained, ridge", "trained, canonical", "trained, heads")
 """Maps behind embeddings that training reads."""
+WAYS = {"ridge": "ridge map", "canonical": "canonical map", "heads": "projection heads"}
+"""What is fitted on pairs, behind any embeddings."""
 MORE, EQUAL, FEWER, ONE_SEED = "more", "not told apart", "fewer", "one seed"
 """What the difference of two models shows; see :func:`outcome`."""
 
@@ -49,19 +52,10 @@ class Model(NamedTuple):
 
 MODELS = (
     *(Model("none", method, method) for method in FREE),
-    Model("untrained", "best readout", "untrained, best readout"),
-    Model("untrained", "ridge", "untrained, ridge map"),
-    Model("untrained", "canonical", "untrained, canonical map"),
-    Model("untrained", "classifier", "untrained, linear classifier"),
     *(
-        Model(arm, method, f"plain, {length}, {words}")
-        for arm, length in LENGTHS.items()
-        for method, words in (
-            ("best readout", "best readout"),
-            ("ridge", "ridge map"),
-            ("canonical", "canonical map"),
-            ("classifier", "linear classifier"),
-        )
+        Model(arm, method, f"{words_of_arm}, {words}")
+        for arm, words_of_arm in {UNTRAINED: UNTRAINED, **{arm: f"plain, {LENGTHS[arm]}" for arm in LENGTHS}}.items()
+        for method, words in (("best readout", "best readout"), *WAYS.items(), ("classifier", "linear classifier"))
     ),
     Model("branched-cosine", "trained", "LM loss + cosine, `branched`"),
     Model("branched-cosine", "trained, ridge", "LM loss + cosine, `branched`, ridge map"),
@@ -69,12 +63,14 @@ MODELS = (
     Model("infonce-alone", "trained", "InfoNCE alone, `separate`"),
     Model("infonce-alone", "trained, ridge", "InfoNCE alone, `separate`, ridge map"),
     Model("infonce-alone", "trained, canonical", "InfoNCE alone, `separate`, canonical map"),
+    Model("infonce-alone", "trained, heads", "InfoNCE alone, `separate`, projection heads"),
     Model("branched-infonce", "trained", "LM loss + InfoNCE, `branched`"),
     Model("branched-infonce", "trained, ridge", "LM loss + InfoNCE, `branched`, ridge map"),
     Model("branched-infonce", "trained, canonical", "LM loss + InfoNCE, `branched`, canonical map"),
     Model("separate-infonce", "trained", "LM loss + InfoNCE, `separate`"),
     Model("separate-infonce", "trained, ridge", "LM loss + InfoNCE, `separate`, ridge map"),
     Model("separate-infonce", "trained, canonical", "LM loss + InfoNCE, `separate`, canonical map"),
+    Model("separate-infonce", "trained, heads", "LM loss + InfoNCE, `separate`, projection heads"),
     Model("branched-infonce-k0", "trained", "LM loss + InfoNCE, `branched`, no predictor tokens"),
     Model("separate-infonce-k0", "trained", "LM loss + InfoNCE, `separate`, no predictor tokens"),
     Model("separate-infonce-mean", "trained", "LM loss + InfoNCE, `separate`, means of texts"),
@@ -148,11 +144,15 @@ def better_plain(rows: pd.DataFrame, arm: str) -> tuple[str, str]:
     its canonical map finds more.
     """
     plain, seeds = plain_of(rows, arm), set(of_model(rows, arm, "trained").index)
-    hits = {}
-    for model in (*((plain, method) for method in READINGS), (UNTRAINED, "canonical")):
-        runs = of_model(rows, *model)[HITS].dropna()
-        if len(runs) and (model[0] == UNTRAINED or seeds <= set(runs.index) or model[1] in OF_ALL_SEEDS):
-            hits[model] = runs.mean()
+    hits, complete = {}, set(OF_ALL_SEEDS)
+    for method in READINGS:
+        runs = of_model(rows, plain, method)[HITS].dropna()
+        if len(runs) and (seeds <= set(runs.index) or method in complete):
+            hits[plain, method] = runs.mean()
+            complete.add(method)
+    before = of_model(rows, UNTRAINED, "canonical")[HITS].dropna()
+    if len(before) and "canonical" not in complete:
+        hits[UNTRAINED, "canonical"] = before.mean()
     return max(hits, key=lambda model: hits[model], default=(plain, "ridge"))
 
 
@@ -160,7 +160,7 @@ def models_with_runs(rows: pd.DataFrame) -> Iterator[tuple[Model, pd.DataFrame]]
     """Yield the models that have runs, in the order of the table: those of ``MODELS``, then all others."""
     arms = [*VARIANTS, *sorted(set(rows.arm) - set(VARIANTS) - {model.arm for model in MODELS})]
     ways = {"trained": "", "best readout": ", best readout"}
-    ways |= {trained + method: f", {method} map" for trained in ("", "trained, ") for method in ("ridge", "canonical")}
+    ways |= {trained + method: f", {words}" for trained in ("", "trained, ") for method, words in WAYS.items()}
     others = [Model(arm, way, VARIANTS.get(arm, f"`{arm}`") + words) for arm in arms for way, words in ways.items()]
     for model in (*MODELS, *others):
         runs = of_model(rows, model.arm, model.method)
@@ -186,10 +186,10 @@ class Retrieval:
     def __init__(self, runs: pd.DataFrame, data: DataSet) -> None:
         self.file, self.name, self.about, self.anchor = data.file, data.name, data.about, data.anchor
         self.joint = data.joint
-        model = retrieval.DATA[data.data].model
+        model = DATA[data.data].model
         self.other_model, self.pretrained = model != "preset:tiny", not model.startswith("preset:")
         # Without a task nobody knows which other texts are right.
-        self.hit = "equal texts alone" if retrieval.DATA[data.data].task is None else "equal meanings, too"
+        self.hit = "equal texts alone" if DATA[data.data].task is None else "equal meanings, too"
         self.rows = joined(runs, data.file)
         scores = sorted(set(runs.headline[runs.file == data.file].dropna()))
         self.right = listed([RIGHT.get(score, score) for score in scores]) if scores else "not evaluated yet"
@@ -198,7 +198,7 @@ class Retrieval:
         compared = [
             part
             for model, part in models_with_runs(self.rows)
-            if model.arm in (*LENGTHS, *self.joint.values()) and not model.method.endswith(("canonical", "classifier"))
+            if model.arm in (*LENGTHS, *self.joint.values()) and model.method in ("trained", *OF_ALL_SEEDS)
         ]
         self.counts = sorted({len(part) for part in compared}) or [0]
 
@@ -266,6 +266,10 @@ class Retrieval:
         """
         theirs = (baseline, "trained") if baseline else self.plain(arm, column)
         return interval(difference(self.rows, (arm, "trained"), theirs, column))
+
+    def of_models(self, ours: tuple[str, str], theirs: tuple[str, str]) -> str:
+        """Return the difference in hits of two models (arm, method), in points."""
+        return interval(difference(self.rows, ours, theirs))
 
     def mapped_over_plain(self, arm: str) -> str:
         """Return the difference in hits of an arm behind its better map from :meth:`plain`, in points."""
@@ -361,13 +365,14 @@ class Retrieval:
         )
 
     def share_of_plain(self) -> str:
-        """Write how many of the hits of the better layout plain training has, and how it is read."""
-        hits = {arm: of_model(self.rows, arm, "trained")[HITS].mean() for _, arm in self.layouts()}
-        best = max(hits, key=lambda arm: hits[arm], default=None)
-        if best is None or not self.has(*self.plain(best)):
+        """Write how many of the hits of the better layout the best model without a JEPA objective has, and how read."""
+        hits = [of_model(self.rows, arm, "trained")[HITS].mean() for _, arm in self.layouts()]
+        plain = {self.plain(arm): None for _, arm in self.layouts() if self.has(*self.plain(arm))}
+        without = {model: of_model(self.rows, *model)[HITS].mean() for model in plain}
+        if not without:
             return "InfoNCE beside the LM loss and plain training are not both trained yet"
-        share = 100 * of_model(self.rows, *self.plain(best))[HITS].mean() / hits[best]
-        arm, method = self.plain(best)
+        arm, method = max(without, key=lambda model: without[model])
+        share = 100 * without[arm, method] / max(hits)
         reading = f"{'The model before any training' if arm == UNTRAINED else 'Plain training'} {READINGS[method]}"
         return f"{reading} has {share:.0f} % of the hits of the better layout"
 

@@ -22,7 +22,7 @@ MEANS = {"separate": "separate-infonce-1-mean"}
 class DataSet(NamedTuple):
     """A data set of retrieval: its key, its file of figures and rows, its name on a page, and what its texts are."""
 
-    data: str  # of retrieval.DATA
+    data: str  # of ranking.DATA
     file: str
     name: str
     about: str

@@ -11,7 +11,7 @@ import signal
 import sys
 import tarfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -30,6 +30,8 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import parse_record
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.models.loading import load_model
+from stepjepa.objectives.jepa import Jepa
+from stepjepa.objectives.linear_map import fit_linear_maps
 from stepjepa.objectives.view_embeddings import ViewEmbeddings
 from stepjepa.tasks.regex import find_difference
 from stepjepa.tasks.regex_languages import Languages
@@ -50,6 +52,9 @@ def scripts(monkeypatch: pytest.MonkeyPatch):
         "untouched",
         "frame",
         "cells",
+        "heads",
+        "ranking",
+        "computed_baselines",
         "retrieval",
         "word_order",
         "pictures",
@@ -269,7 +274,7 @@ def views(source: np.ndarray, target: np.ndarray) -> ViewEmbeddings:
 
 
 def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleType], monkeypatch) -> None:
-    retrieval, generator = scripts["retrieval"], np.random.default_rng(5)
+    retrieval, ranking, generator = scripts["retrieval"], scripts["ranking"], np.random.default_rng(5)
     monkeypatch.setattr(retrieval, "TRIED", 40)
     records = [parse_record(json.loads(record(f"answer {n}", n)), "a.jsonl", n) for n in range(73)]
     place = {each.answer: number for number, each in enumerate(records)}
@@ -288,7 +293,7 @@ def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleTyp
             for layer, pooling in product(layers, retrieval.POOLINGS)
         }
 
-    known, test = records[:60], retrieval.asked(retrieval.DATA["spider"]._replace(chosen=20), records[60:])
+    known, test = records[:60], ranking.asked(ranking.DATA["spider"]._replace(chosen=20), records[60:])
     plain, *behind = retrieval.without_objective({"arm": "a"}, embed, known, test)
     assert plain["choice"].startswith("branched, layer 2, mean")
     assert [mapped["method"] for mapped in behind] == ["ridge", "canonical"]
@@ -301,7 +306,7 @@ def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleTyp
         replace(each, messages=({"role": "user", "content": "q"}, {"role": "assistant", "content": f"answer {n % 3}"}))
         for n, each in enumerate(records)
     ]
-    known, test = few[:60], retrieval.asked(test.data._replace(classes=True), few[60:])
+    known, test = few[:60], ranking.asked(test.data._replace(computed=True), few[60:])
 
     def classes(some: list, layout: str) -> dict[tuple[int, str], tuple]:
         own = np.asarray([[each.answer == f"answer {n}" for n in range(3)] for each in some], np.float32)
@@ -310,12 +315,54 @@ def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleTyp
             (1, "last"): (own @ np.float32([[0, 9, 1], [4, 0, 2], [1, 1, 1]]), 0 * own),
         }
 
-    *_, classified = retrieval.without_objective({"arm": "a"}, classes, known, test)
+    *_, classified, headed = retrieval.without_objective({"arm": "a"}, classes, known, test)
     assert (classified["method"], classified["choice"]) == ("classifier", "separate, layer 1, last")
     assert (classified["hits_at_1"], classified["candidates"]) == (100, 3)
-    known, test = records[:60], retrieval.asked(test.data._replace(classes=False), records[60:])
+    assert headed["method"] == "heads"
+    known, test = records[:60], ranking.asked(test.data._replace(computed=False), records[60:])
     rows = retrieval.without_objective({"arm": "a"}, partial(embed, layers=[0, 1]), known, test)
     assert not any("layer 2" in row["choice"] for row in rows)
+
+
+def test_heads_find_what_no_linear_map_does(scripts: dict[str, ModuleType]) -> None:
+    heads, generator = scripts["heads"], np.random.default_rng(3)
+    signs = np.sign(generator.normal(size=(150, 2)))
+    # The answer is whether two signs are equal, of which every linear function of them knows nothing.
+    same = (signs.prod(1) > 0).astype(np.int64)
+    sides = signs.astype(np.float32), np.eye(2, dtype=np.float32)[same]
+    known, held_out, new = ([side[part] for side in sides] for part in (slice(101), slice(101, 128), slice(128, None)))
+
+    def right(pairs: list[np.ndarray], answers: np.ndarray, to_sides: Callable) -> float:
+        source, target = to_sides(pairs)
+        candidates = np.stack([target[answers == answer][0] for answer in (0, 1)])
+        return float((np.argmax(source @ candidates.T, 1) == answers).mean())
+
+    rank, fitted = heads.fit_heads(known, same[:101], lambda each: right(held_out, same[101:128], each), epochs=30)
+    assert rank == 1 == right(new, same[128:], fitted)
+    for linear_map in fit_linear_maps(*known):
+        mapped = right(new, same[128:], lambda pairs, by=linear_map: (by(pairs[0], "source"), by(pairs[1], "target")))
+        assert mapped < 0.9
+    assert fitted.epochs in range(heads.EVERY, 31, heads.EVERY)
+
+
+def test_heads_are_compared_behind_a_model_of_ones_own(
+    scripts: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads, files = scripts["heads"], {"train": range(41), "test": range(38, 49)}
+    for name, numbers in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(record(f"answer {n}", n) + "\n" for n in numbers))
+    texts = [f"question {n}" for n in range(49)] + [f"answer {n}" for n in range(49)]
+    model, tokenizer = load_model("preset:tiny", texts=texts, predictors=0, seed=5)
+    for name, config in {"plain": JepaConfig(mode="regular"), "infonce": JepaConfig(predictors=0)}.items():
+        Jepa(model, tokenizer, config).save(tmp_path / name)
+        flags = ["--model_path", str(tmp_path / name), "--train_file", str(tmp_path / "train.jsonl"), "--epochs", "2"]
+        assert heads.main([*flags, "--test_file", str(tmp_path / "test.jsonl")]) == 0
+        as_it_is, linear, behind = capsys.readouterr().out.splitlines()
+        where = {"plain": "mean", "infonce": "last"}[name]
+        assert re.fullmatch(rf" *\d+\.\d%  as it is, layer -1, pooling {where}", as_it_is)
+        assert "linear map, layer " in linear and re.search(r"projection heads, layer .*, 2 epochs", behind)
+        with pytest.raises(SystemExit, match=r"error: .*train.jsonl: has 0 records whose question is not in"):
+            heads.main([*flags, "--test_file", str(tmp_path / "train.jsonl")])
 
 
 def test_one_pass_embeds_as_one_readout_at_a_time_does(scripts: dict[str, ModuleType]) -> None:
@@ -334,15 +381,13 @@ def test_one_pass_embeds_as_one_readout_at_a_time_does(scripts: dict[str, Module
 
 
 def test_training_answers_are_candidates_that_distract(scripts: dict[str, ModuleType]) -> None:
-    retrieval, target = scripts["retrieval"], np.eye(5)
+    ranking, target = scripts["ranking"], np.eye(5)
     lines = [json.loads(record(f"answer {number}", number)) for number in (0, 1, 2, 0)]
     records = [parse_record(line, "a.jsonl", 1) for line in lines]
-    test, train = (retrieval.asked(retrieval.DATA["turk"], part) for part in (records[:2], records))
+    test, train = (ranking.asked(ranking.DATA["turk"], part) for part in (records[:2], records))
     # The first question is nearer to a training answer than to its own; an answer of both files is asked once.
     source = np.array([[0.5, 0, 1, 0, 0], [0, 1, 0, 0, 0]])
-    result = retrieval.beside_training_answers(
-        {}, views(source, target[:2]), views(target[:4], target[:4]), test, train
-    )
+    result = ranking.beside_training_answers({}, views(source, target[:2]), views(target[:4], target[:4]), test, train)
     assert (result["candidates"], result["hits_at_1"], result["mrr"]) == (3, 50, 75)
 
 
@@ -358,7 +403,7 @@ def test_an_answer_is_told_from_its_twin_by_the_order_of_its_parts(scripts: dict
     answers = ["([A-Z]).*(dog)", "([A-Z])|(dog)", "(dog).*([A-Z])", "(truck).*", "([a-z]).*([0-9])"]
     records = [parse_record(json.loads(record(answer, number))) for number, answer in enumerate(answers)]
     letters = lambda text, **_: SimpleNamespace(input_ids=[*text])  # noqa: E731
-    asked = module.with_twins(scripts["retrieval"].DATA["turk"], records, letters)
+    asked = module.with_twins(scripts["ranking"].DATA["turk"], records, letters)
     # The second answer means the same swapped, the fourth has one part, and twins of the others are candidates once.
     assert asked.queries.tolist() == [0, 2, 4]
     assert [asked.records[place].answer for place in asked.twins] == [answers[2], answers[0], "([0-9]).*([a-z])"]
@@ -450,7 +495,7 @@ def test_what_retrieval_shows_follows_its_intervals(
     text = claims.claim([synth, turk])
     shown = "**Better embeddings are shown for InfoNCE beside the LM loss on `synth` (`separate`).**"
     assert text.startswith(shown)
-    assert text.endswith("even behind a linear map. Elsewhere InfoNCE finds fewer.")
+    assert text.endswith("even behind a map. Elsewhere InfoNCE finds fewer.")
     assert synth.share_of_plain() == "Plain training behind a ridge map has 75 % of the hits of the better layout"
     assert "[" not in turk.short_table().partition("---:|\n")[2]
     # Where plain training went on for the FLOPs of `separate`, that layout is compared with it.
@@ -502,22 +547,27 @@ def test_readme_says_where_infonce_finds_more_than_any_linear_map(
     plain, infonce = ("regular-1.35x", "ridge"), ("separate-infonce", "trained")
     table = pd.DataFrame([], columns=["file", "arm", "seed", "right", "headline", "records"])
 
-    def sets(hits: dict[str, float], before_training: float = 7) -> list:
+    def sets(hits: dict[str, float], before_training: float = 7, **of_plain: dict[str, float]) -> list:
         rows = {plain: {"82": 40, "23": 50}, ("untrained", "canonical"): {"82": before_training}, infonce: hits}
+        rows |= {("regular-1.35x", method): of_seed for method, of_seed in of_plain.items()}
         retrieval.write(rows_of_retrieval(rows), tmp_path / "retrieval.csv")
         return module.data_sets(table)
 
     retrieval.write(rows_of_retrieval({plain: {"82": 48}, infonce: {"82": 60}}), tmp_path / "retrieval-turk.csv")
     more = sets({"82": 54, "23": 66})
-    assert claims.gain(more) == "InfoNCE is shown to find more than a linear map on `synth` alone."
+    assert claims.gain(more) == "InfoNCE is shown to find more than a map behind a model without it on `synth` alone."
     # A data set with one seed is no row.
     row = "| `synth`, 2 seeds | – | 45.0 (plain training) | 60.0 | +15.0 [+2.3, +27.7] | – |"
     assert claims.summary(more).splitlines()[2:] == [row]
     # The best map is that of the model before training.
     equal = sets({"82": 54, "23": 66}, before_training=60)
-    assert claims.gain(equal) == "On none of them is InfoNCE shown to find more than a linear map."
+    assert claims.gain(equal) == ("On none of them is InfoNCE shown to find more than a map behind a model without it.")
     row = "| `synth`, 2 seeds | – | 60.0 (before training) | 60.0 | +0.0 [-76.2, +76.2] | – |"
     assert claims.summary(equal).splitlines()[2:] == [row]
+    # Plain training has a map of every seed that is as strong in kind, so the model before training is none.
+    of_plain = {"canonical": {"82": 41, "23": 49}, "heads": {"82": 53, "23": 55}}
+    row = "| `synth`, 2 seeds | – | 54.0 (plain training, projection heads) | 60.0 | +6.0 [-57.5, +69.5] | – |"
+    assert claims.summary(sets({"82": 54, "23": 66}, 60, **of_plain)).splitlines()[2:] == [row]
 
 
 def arms_on_a_gpu(on_gpu: ModuleType, folder: Path, names: str) -> list:

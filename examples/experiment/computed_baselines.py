@@ -1,0 +1,68 @@
+"""Baselines behind a model as it is where answers are computed: a linear classifier of them, and projection heads."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from heads import EPOCHS, EPOCHS_TRIED, Heads, Matrix, Sides, fit_heads
+from ranking import LAYOUTS, Asked, Embed, Readout, asked, reciprocal_rank, row
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from stepjepa.data.record import Record
+
+WEAK, STEPS_OF_CLASSIFIER = 100.0, 300
+"""Of logistic regression: inverse of its penalty, which is weak, and most steps."""
+
+
+def behind_classifier(
+    about: dict[str, Any], embed: Embed, train: Sequence[Record], chosen: Asked, test: Asked
+) -> dict[str, Any]:
+    """The row of the best readout with a linear classifier of the answers: logistic regression of the sources."""
+    layout, answers = LAYOUTS[0], [record.answer for record in train]
+    known, held_out, new = (embed(records, layout) for records in (train, chosen.records, test.records))
+    best: tuple[float, tuple[int, str], Pipeline] | None = None
+    for place, (sources, _) in known.items():
+        classifier = make_pipeline(StandardScaler(), LogisticRegression(C=WEAK, max_iter=STEPS_OF_CLASSIFIER))
+        with warnings.catch_warnings():
+            # It is compared as it is after so many steps.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            classifier.fit(sources, answers)
+        rank = reciprocal_rank(*classified(classifier, held_out[place][0], chosen), chosen)
+        if best is None or rank > best[0]:
+            best = rank, place, classifier
+    assert best is not None
+    _, place, classifier = best
+    words = Readout(layout, *place, centred=False).words
+    sides = classified(classifier, new[place][0], test)
+    return row({**about, "method": "classifier", "choice": words}, *sides, test)
+
+
+def classified(classifier: Pipeline, sources: Matrix, test: Asked) -> Sides:
+    """Probabilities of all classes ``[N, K]`` for each source, and the class of each answer; zeros if it has none."""
+    classes = np.asarray(classifier.classes_)
+    own = np.asarray([record.answer for record in test.records])[:, None] == classes
+    return classifier.predict_proba(sources).astype(np.float32), own.astype(np.float32)
+
+
+def behind_heads(
+    about: dict[str, Any], embed: Embed, train: Sequence[Record], chosen: Asked, test: Asked
+) -> dict[str, Any]:
+    """The row of projection heads at the readout where heads of fewer epochs are best."""
+    layout, same = LAYOUTS[0], asked(test.data, train).same
+    known, held_out, new = (embed(records, layout) for records in (train, chosen.records, test.records))
+
+    def best_at(place: tuple[int, str], epochs: int) -> tuple[float, Heads]:
+        return fit_heads(
+            known[place], same, lambda heads: reciprocal_rank(*heads(held_out[place]), chosen), epochs=epochs
+        )
+
+    place = max(known, key=lambda each: best_at(each, EPOCHS_TRIED)[0])
+    _, heads = best_at(place, EPOCHS)
+    words = f"{Readout(layout, *place, centred=False).words}, {heads.epochs} epochs"
+    return row({**about, "method": "heads", "choice": words}, *heads(new[place]), test)
