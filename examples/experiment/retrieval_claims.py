@@ -56,7 +56,7 @@ def gain(sets: Sequence[Retrieval]) -> str:
     """Write on which data sets InfoNCE beside the LM loss is shown to find more than any map of a model without it."""
     shown = with_gain(sets)
     if not shown:
-        return "On none of them is InfoNCE shown to find more than a map behind a model without it."
+        return "On no data set below is InfoNCE shown to find more than a map behind a model without it."
     alone = " alone" if len(shown) < len(sets) else ""
     return f"InfoNCE is shown to find more than a map behind a model without it on {listed(shown)}{alone}."
 

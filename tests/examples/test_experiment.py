@@ -561,7 +561,9 @@ def test_readme_says_where_infonce_finds_more_than_any_linear_map(
     assert claims.summary(more).splitlines()[2:] == [row]
     # The best map is that of the model before training.
     equal = sets({"82": 54, "23": 66}, before_training=60)
-    assert claims.gain(equal) == ("On none of them is InfoNCE shown to find more than a map behind a model without it.")
+    assert claims.gain(equal) == (
+        "On no data set below is InfoNCE shown to find more than a map behind a model without it."
+    )
     row = "| `synth`, 2 seeds | – | 60.0 (before training) | 60.0 | +0.0 [-76.2, +76.2] | – |"
     assert claims.summary(equal).splitlines()[2:] == [row]
     # Plain training has a map of every seed that is as strong in kind, so the model before training is none.
