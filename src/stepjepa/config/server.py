@@ -37,9 +37,14 @@ class ServerSettings:
         check_effects(vars(self), ServerSettings)
         if self.server is None:
             return
-        parts = urlsplit(self.server)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise UserError(f"server: expected an address such as http://127.0.0.1:8000/v1, got {shown(self.server)}")
+        expected = f"server: expected an address such as http://127.0.0.1:8000/v1, got {shown(self.server)}"
+        try:
+            parts = urlsplit(self.server)
+            port = parts.port
+        except ValueError as error:  # half of brackets, a port that is no number or too large
+            raise UserError(f"{expected} ({error})") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
+            raise UserError(expected)
         if "@" in parts.netloc:
             fault = "the address holds a name or a password, and it is written into the summary"
             raise UserError(f"server: {fault}; set the environment variable {KEY_VARIABLE} to the key instead")

@@ -13,7 +13,7 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from stepjepa.base.errors import UserError, visible
+from stepjepa.base.errors import UserError, shown, visible
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.tool_calls import with_text_arguments
 from stepjepa.config.server import KEY_VARIABLE, ServerSettings
@@ -159,16 +159,26 @@ class Client:
         except ImportError:
             raise UserError("server: needs httpx, which is not installed; pip install 'stepjepa[server]'") from None
         self.address, self._timeout, self._retries = address.rstrip("/"), timeout, retries
-        key = os.environ.get(KEY_VARIABLE)
         # A proxy in the environment is for other machines.
         local = urlsplit(self.address).hostname in _LOOPBACK
-        self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            # Reading has the limit of the whole answer, see `post`.
-            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=not local,
-        )
+        headers = _authorization()
+        try:
+            httpx.URL(self.address)
+        except httpx.InvalidURL as error:
+            raise UserError(f"server: {shown(self.address)} is no address ({error}); correct it") from None
+        try:
+            self._client = httpx.AsyncClient(
+                headers=headers,
+                # Reading has the limit of the whole answer, see `post`.
+                timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+                trust_env=not local,
+            )
+        # A proxy of an unknown kind, or one that needs a package that is missing; certificates that are not there.
+        except (ImportError, ValueError, httpx.InvalidURL, OSError) as error:
+            fault = f"proxy or certificates that the environment names can't be used ({_describe(error)})"
+            remedy = "correct or unset ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, SSL_CERT_FILE, SSL_CERT_DIR"
+            raise UserError(f"server: {fault}; {remedy}") from None
 
     async def __aenter__(self) -> Client:
         return self
@@ -217,12 +227,26 @@ class Client:
             except httpx.TransportError as error:
                 fault = f"broke the connection or is gone ({_describe(error)})"
                 continue
+            except httpx.DecodingError as error:
+                raise ServerError(f"sent a body that can't be unpacked ({_describe(error)})") from None
             if response.status_code not in _RETRIED_STATUS:
                 return _read_body(response, path)
             fault = _describe_status(response)
             delay = max(delay, _retry_after(response))
         tries = f" at each of {self._retries + 1} tries" if self._retries else ""
         raise ServerError(f"{fault}{tries}")
+
+
+def _authorization() -> dict[str, str]:
+    """Return the header with the key of the environment, if there is one; ``UserError`` for one that no header holds.
+
+    httpx would name the key in its own error.
+    """
+    key = os.environ.get(KEY_VARIABLE, "").strip()  # a key that is read from a file ends in a line end
+    if not (key.isascii() and key.isprintable()):
+        fault = f"the key in the environment variable {KEY_VARIABLE} holds characters that no key has"
+        raise UserError(f"server: {fault}; set it to one line of ASCII characters")
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -362,10 +386,14 @@ def _read_body(response: httpx.Response, path: str) -> object:
             403: f"; set the environment variable {KEY_VARIABLE} to a key that may",
             404: f" at /{path}; check `server`, which mostly ends in /v1, and `server_model`",
         }
-        raise ServerError(f"{_describe_status(response)}{remedies.get(response.status_code, '')}")
+        remedy = remedies.get(response.status_code, "")
+        if response.has_redirect_location:
+            place = _excerpt(response.headers["location"])
+            remedy = f"; it is redirected to {place}: name the address there as `server`"
+        raise ServerError(f"{_describe_status(response)}{remedy}")
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ServerError(f"sent no JSON: {_excerpt(response.text)}") from None
 
 
