@@ -1,5 +1,7 @@
 """Which part of an answer is its content."""
 
+import time
+
 import pytest
 
 from stepjepa.chat.content import content_part, opens_thought
@@ -30,6 +32,8 @@ HARMONY = "<|channel|>analysis<|message|>two and three<|end|><|start|>assistant<
         (f"{HARMONY}<|return|>", "5"),
         (HARMONY.replace("final<", "final <|constrain|>json<"), "5"),
         (HARMONY.replace("final", "commentary"), ""),
+        (HARMONY.replace("final", "final <|channel|>final"), "5"),
+        (HARMONY.replace("final<|message|>", "final "), ""),
         ("<|channel|>final<|message|>5", "5"),
         ("analysistwo and threeassistantfinal5", "5"),
         ("analysis of 5", "analysis of 5"),
@@ -37,6 +41,12 @@ HARMONY = "<|channel|>analysis<|message|>two and three<|end|><|start|>assistant<
 )
 def test_the_content_stands_behind_the_thought(text, content):
     assert content_part(text) == content
+
+
+def test_a_header_that_is_repeated_without_end_stays_quick():
+    begun = time.process_time()
+    assert content_part("<|channel|>final " * 20_000) == ""
+    assert time.process_time() - begun < 4
 
 
 def test_a_prompt_may_open_the_thought():

@@ -16,7 +16,7 @@ from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher
 from stepjepa.evaluation.prompts import make_examples
-from stepjepa.evaluation.run import Evaluation
+from stepjepa.evaluation.run import Evaluation, evaluate
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.models.generation import Generator
 from stepjepa.models.presets import train_tokenizer
@@ -294,6 +294,14 @@ def test_what_the_model_can_not_do_is_refused_with_the_line(model, tokenizer, te
 def test_wrong_settings_are_refused(change, words, test_file):
     with pytest.raises(UserError, match=words):
         settings(test_file, **change)
+
+
+def test_a_hub_id_needs_a_name_for_the_output(test_file, tmp_path, monkeypatch):
+    """The folder of its name that the answers went to was taken for the model, now and later."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="expected an output_file where model_path is no folder but a hub id"):
+        evaluate("somebody/some-model", test_file)
+    assert not (tmp_path / "somebody").exists()
 
 
 def test_what_a_task_leaves_out_is_counted_and_the_others_keep_their_places(loaded, test_file):

@@ -4,7 +4,8 @@ import re
 
 from stepjepa.chat.thought import has_tag, last_tag, opening_tag, thought_in
 
-_FINAL = re.compile(r"<\|channel\|>final\b(?:(?!<\|message\|>).)*<\|message\|>", re.DOTALL)
+# It ends before the next such header, so that a model that repeats one takes linear time.
+_FINAL = re.compile(r"<\|channel\|>final\b(?:(?!<\|message\|>|<\|channel\|>final\b).)*<\|message\|>", re.DOTALL)
 _END = re.compile(r"<\|(?:return|end|start|call)\|>")
 # Harmony's format decoded without its special tokens, as by other programs.
 _BARE = re.compile(r"\A\s*(?:analysis|commentary).*assistantfinal", re.DOTALL)

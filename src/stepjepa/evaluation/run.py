@@ -32,7 +32,7 @@ from stepjepa.evaluation.prompts import notes_on_prompts
 from stepjepa.evaluation.scores import Scores
 from stepjepa.evaluation.selection import Selection
 from stepjepa.evaluation.settings import EvaluationSettings
-from stepjepa.models.names import check_model_name, check_trained
+from stepjepa.models.names import check_model_name, check_trained, is_hub_id
 from stepjepa.store.fingerprint import model_fingerprint, tell_changed_base
 from stepjepa.store.prompts import share_trained_on, training_system_prompt, with_system_prompt
 from stepjepa.store.record import record_of, trained_objective
@@ -369,7 +369,8 @@ def evaluate(
     Args:
         model_path: run folder, checkpoint folder, adapter or hub id; may be None if a ``server`` answers.
         test_file: records, as for training.
-        output_file: JSON lines; None for ``NAME.jsonl`` in the run folder, by the name of the test file.
+        output_file: JSON lines; None for ``NAME.jsonl`` in the run folder, by the name of the test file. A hub id and a
+            server have no such folder.
         settings: the flags of ``stepjepa evaluate`` (:class:`EvaluationOptions`), such as ``task``, ``max_new_tokens``
             or ``overwrite=True``. With ``server="http://127.0.0.1:8000/v1"`` and ``server_model="NAME"`` a server
             answers.
@@ -379,7 +380,7 @@ def evaluate(
 
     Raises:
         TypeError: there is no such setting, or a path is no path.
-        ValueError: neither ``model_path`` nor ``output_file`` is named.
+        ValueError: no ``output_file`` is named, and ``model_path`` is None or a hub id.
         UserError: a setting or a file is wrong, the output file holds an evaluation with other settings, or a server
             does not answer.
     """
@@ -392,6 +393,9 @@ def evaluate(
         check_path("output_file", output_file, "the path of a file")
     if model_path is None and output_file is None:
         raise ValueError("evaluate: expected an output_file where model_path is None, got None")
+    if output_file is None and is_hub_id(os.fspath(model_path or "")):
+        # A folder by that name would be taken for the model from then on.
+        raise ValueError("evaluate: expected an output_file where model_path is no folder but a hub id, got None")
     # As 'stepjepa evaluate' does: prompts have the form of training.
     trained = None if model_path is None else trained_objective(model_path)
     values: JsonObject = {"plain": bool((trained or {}).get("plain")), **settings}
