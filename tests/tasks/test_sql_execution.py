@@ -61,6 +61,8 @@ def run(database, sql, seconds=5.0, **limits):
         ("VALUES (1, NULL);", [(1, None)]),
         ('WITH f AS (SELECT * FROM singer WHERE country = "France") SELECT min(age) FROM f', [(41,)]),
         ("SELECT name FROM french ORDER BY name", [("Rose",), ("Tim",)]),
+        ("SELECT name FROM singer, json_each('[1, 3]') WHERE singer.id = value", [("Joe",), ("Rose",)]),
+        ('SELECT key FROM json_tree(\'{"a": {"b": 1}}\') WHERE atom = 1', [("b",)]),
     ],
 )
 def test_reading_is_allowed(database, sql, rows):
@@ -77,6 +79,10 @@ def test_reading_is_allowed(database, sql, rows):
         ("VACUUM INTO '/tmp/should-not-be-there.sqlite'", "denied"),
         ("PRAGMA journal_mode = WAL", "denied"),
         ("SELECT Fts3_tokenizer('simple')", "denied"),
+        ("SELECT * FROM pragma_table_info('singer')", "denied"),
+        ("SELECT Load_extension('x') FROM json_each('[1]')", "denied"),
+        ("CREATE VIRTUAL TABLE temp.words USING fts4(word)", "denied"),
+        ("UPDATE sqlite_master SET sql = 'x'", "other"),
         ("SELECT 1; SELECT 2", "syntax"),
         ("-- nothing", "syntax"),
         ("word " * 100_000, "syntax"),
