@@ -298,7 +298,7 @@ def test_lines_that_can_not_be_embedded_are_skipped_where_told(folder: Path, tmp
     printed = capsys.readouterr()
     assert parquet.read_table(tmp_path / "e.parquet")["line"].to_pylist() == [1, 4]
     about = json.loads(printed.out)
-    assert (about["rows"], about["inputs"]) == (2, 3)
+    assert (about["rows"], about["inputs"], about["distinct"]) == (2, 2, 2)
     assert about["bad_records"] == {"left_out": 2, "first_lines": [3, 2]}
     assert (
         "2 bad lines skipped (--bad_records skip): " in printed.err and "in.jsonl:2: the record has no" in printed.err
@@ -306,7 +306,9 @@ def test_lines_that_can_not_be_embedded_are_skipped_where_told(folder: Path, tmp
     write_jsonl(tmp_path / "texts.jsonl", [{"q": "a"}, {"q": " "}, {"q": None}, {"q": "long " * 60}, {"q": "b"}])
     flags = ["--column", "q", "--bad_records", "skip"]
     assert embed(folder, "separate", str(tmp_path / "texts.jsonl"), tmp_path / "t.npy", *flags) == 0
-    assert len(np.load(tmp_path / "t.npy")) == 2 and "3 bad lines skipped" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert len(np.load(tmp_path / "t.npy")) == 2 and "3 bad lines skipped" in printed.err
+    assert printed.out.startswith("2 texts on side source in ")  # skipped ones are not texts that stand there twice
     write_jsonl(tmp_path / "bad.jsonl", [{"q": " "}])
     assert embed(folder, "separate", str(tmp_path / "bad.jsonl"), tmp_path / "b.npy", *flags) == 2
     assert "holds no rows; 1 bad line skipped" in capsys.readouterr().err and not (tmp_path / "b.npy").exists()

@@ -43,7 +43,7 @@ class EmbeddedFile:
     path: Path
     rows: int = 0
     dimensions: int = 0
-    inputs: int = 0  # lines of the input file
+    inputs: int = 0  # texts or records that were embedded; skipped lines are counted by `bad`
     distinct: int = 0  # distinct texts, see `distinct_is_upper_bound`; or the number of records
     of_texts: bool = False  # whether the inputs are texts
     bad: BadRecords = field(default_factory=BadRecords)  # the skipped lines, which give no row
@@ -136,10 +136,10 @@ def embed_file(
     ):
         embed_texts = _DistinctTexts(embedder, writer)
         for block in _blocks(inputs, size):
-            embedded.inputs += len(block)
             progress.update(len(block))
             if embedded.bad.skips and not (block := _without_bad(block, embedder, id_column, embedded.bad)):
                 continue
+            embedded.inputs += len(block)
             values = [value for value, _ in block]
             texts = [value for value in values if isinstance(value, Text)]
             try:
