@@ -38,6 +38,17 @@ def test_a_key_that_no_header_holds_is_refused_without_naming_it(key, test_file,
 
 
 @pytest.mark.parametrize(
+    "reply",
+    [Reply({"error": "no such key: s3cret"}, 401), Reply({"headers": {"Authorization": f"Bearer {'-' * 150} s3cret"}})],
+)
+def test_a_key_that_the_server_repeats_is_not_printed(reply, test_file, monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, "s3cret")
+    with recording_server(lambda _: reply) as server, pytest.raises(UserError, match=r"\*\*\*") as error:
+        ask(server.address, test_file)
+    assert "s3c" not in str(error.value)
+
+
+@pytest.mark.parametrize(
     "address",
     [
         "http://127.0.0.1:99999/v1",

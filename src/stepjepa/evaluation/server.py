@@ -237,12 +237,17 @@ class Client:
         raise ServerError(f"{fault}{tries}")
 
 
+def _key() -> str:
+    """Return the key of the environment; empty if there is none."""
+    return os.environ.get(KEY_VARIABLE, "").strip()  # a key that is read from a file ends in a line end
+
+
 def _authorization() -> dict[str, str]:
     """Return the header with the key of the environment, if there is one; ``UserError`` for one that no header holds.
 
     httpx would name the key in its own error.
     """
-    key = os.environ.get(KEY_VARIABLE, "").strip()  # a key that is read from a file ends in a line end
+    key = _key()
     if not (key.isascii() and key.isprintable()):
         fault = f"the key in the environment variable {KEY_VARIABLE} holds characters that no key has"
         raise UserError(f"server: {fault}; set it to one line of ASCII characters")
@@ -406,8 +411,9 @@ def _describe(error: Exception) -> str:
 
 
 def _excerpt(value: object) -> str:
-    """Return the beginning of a server's text in one line."""
+    """Return the beginning of a server's text in one line, without the key, which some repeat."""
     text = " ".join((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).split())
+    text = text.replace(key, "***") if (key := _key()) else text
     return visible(f"{text[:_EXCERPT]}..." if len(text) > _EXCERPT else text) or "nothing"
 
 
