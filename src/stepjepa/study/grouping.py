@@ -37,8 +37,8 @@ def describe_one_run(included: Sequence[tuple[RunFolder, EvaluatedRun]]) -> str 
 def _arm_keys(included: Sequence[tuple[RunFolder, EvaluatedRun]]) -> list[str]:
     """Return for each run a text that is equal for runs of one arm: its settings.
 
-    Arms of one sweep are told apart by their names where the settings are equal: they differ in how the model was
-    loaded (``dtype``, a chat template), which is no setting of an arm, or in what leaves the weights alone.
+    Arms of one sweep with equal settings stay apart, by their names: they differ in how the model was loaded
+    (``dtype``, a chat template), which is no setting of an arm, or in what leaves the weights alone.
     """
     keys = [settings_key(run.settings) for _, run in included]
     names: dict[tuple[Path, str], set[str]] = {}
