@@ -30,8 +30,8 @@ def check_adapter(model: Any) -> None:
     if weight := getattr(model.active_peft_config, "orth_reg_weight", 0):
         # PEFT adds it to the loss in the forward pass of a model that is given labels.
         note(
-            f"AdaLoRA is trained without its orthogonality regularizer (orth_reg_weight {weight:g}), which is no term of "
-            "the objective; its ranks change only if a callback calls model.base_model.update_and_allocate(step)"
+            f"AdaLoRA is trained without its orthogonality regularizer (orth_reg_weight {weight:g}), which is no term "
+            "of the objective; its ranks change only if a callback calls model.base_model.update_and_allocate(step)"
         )
 
 
