@@ -13,7 +13,8 @@ pytest.importorskip("httpx", reason="needs httpx: pip install 'stepjepa[server]'
 
 def ask(address, test_file):
     output = test_file.parent / "o.jsonl"
-    settings = {"task": "generic", "server": address, "server_model": "m", "retries": 0}
+    # One record at a time, so that the first line is the one that fails.
+    settings = {"task": "generic", "server": address, "server_model": "m", "retries": 0, "concurrency": 1}
     return evaluate(None, test_file, output_file=output, **settings)
 
 
