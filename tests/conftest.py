@@ -9,6 +9,7 @@ import copy
 import functools
 import gc
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -77,6 +78,16 @@ def mark_beyond_samples(items: list[pytest.Item]) -> None:
         for number, item in enumerate(of_test):
             if number not in kept:
                 item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Every test draws the same numbers whatever ran before it: which tests share a process differs from run to run."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

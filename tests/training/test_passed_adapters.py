@@ -65,7 +65,8 @@ def test_a_saved_adapter_loads_and_merges_to_the_trained_model(
     assert torch.allclose(before, logits(base), atol=1e-6) and not torch.allclose(before, trained, atol=1e-2)
     again: Any = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path)
     assert torch.allclose(logits(again), trained, atol=1e-5)
-    assert torch.allclose(logits(again.merge_and_unload()), trained, atol=1e-5)
+    # A sum of weights is rounded once more: up to 4e-5 over 120 draws of the adapter.
+    assert torch.allclose(logits(again.merge_and_unload()), trained, atol=2e-4)
 
 
 def test_an_adapter_beside_the_trained_one_stays_as_it_was(tmp_path: Path, tiny_tokenizer: Any) -> None:
