@@ -123,11 +123,17 @@ def change(file: Path, *path: str, to: Any) -> None:
 
 
 def retrieve(
-    folder: Path, hits: float, layer: int = -1, *, name: str = "test", behind_map: float | None = None
+    folder: Path,
+    hits: float,
+    layer: int = -1,
+    *,
+    name: str = "test",
+    behind_map: float | None = None,
+    behind_heads: float | None = None,
 ) -> None:
     """Put retrieval into the summary of an evaluation: hits at 1 as given, the other metrics a tenth higher each.
 
-    With ``behind_map`` every metric behind a linear map is that.
+    With ``behind_map`` every metric behind a linear map is that, with ``behind_heads`` every one behind heads.
     """
     means = [round(hits + number / 10, 6) for number in range(len(RETRIEVAL_METRICS))]
     scores = {
@@ -135,17 +141,16 @@ def retrieve(
         for each, mean in zip(RETRIEVAL_METRICS, means, strict=True)
     }
     readout = {"views": "llm-jepa", "layer": layer, "pooling": "last"}
-    behind = {each: {"mean": behind_map, "low": behind_map, "high": behind_map} for each in RETRIEVAL_METRICS}
-    fitted = {
-        "file": "known.jsonl",
-        "records": 31,
-        "left_out": 0,
-        "fit": "ridge",
-        "penalty": 0.01,
-        "queries": 11,
-        "candidates": 7,
+    fitted = {"file": "known.jsonl", "left_out": 0, "queries": 11, "candidates": 7, "readout": {**readout, "layer": 3}}
+    maps = {
+        "linear_map": (behind_map, {"records": 31, "fit": "ridge", "penalty": 0.01}),
+        "projection_heads": (behind_heads, {"records": 29, "epochs": 15}),
     }
-    mapped = {} if behind_map is None else {"linear_map": {**fitted, **behind, "readout": {**readout, "layer": 3}}}
+    mapped = {
+        of_map: {**fitted, **facts, **{each: {"mean": mean, "low": mean, "high": mean} for each in RETRIEVAL_METRICS}}
+        for of_map, (mean, facts) in maps.items()
+        if mean is not None
+    }
     counts = {"queries": 11, "candidates": 7, "readout": readout, "equal_text_only": None}
     change(folder / f"{name}.summary.json", "retrieval", to={**counts, **scores, **mapped})
 

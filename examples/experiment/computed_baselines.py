@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from heads import EPOCHS, EPOCHS_TRIED, Heads, Matrix, Sides, fit_heads
-from ranking import LAYOUTS, Asked, Embed, Readout, asked, reciprocal_rank, row
+from ranking import LAYOUTS, Asked, Embed, Matrix, Readout, Sides, asked, reciprocal_rank, row
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from stepjepa.data.record import Record
+from stepjepa.objectives.projection_heads import EPOCHS, EPOCHS_TRIED, ProjectionHeads, fit_heads
 
 WEAK, STEPS_OF_CLASSIFIER = 100.0, 300
 """Of logistic regression: inverse of its penalty, which is weak, and most steps."""
@@ -57,12 +57,12 @@ def behind_heads(
     layout, same = LAYOUTS[0], asked(test.data, train).same
     known, held_out, new = (embed(records, layout) for records in (train, chosen.records, test.records))
 
-    def best_at(place: tuple[int, str], epochs: int) -> tuple[float, Heads]:
+    def best_at(place: tuple[int, str], epochs: int) -> tuple[float, ProjectionHeads]:
         return fit_heads(
-            known[place], same, lambda heads: reciprocal_rank(*heads(held_out[place]), chosen), epochs=epochs
+            *known[place], same, lambda heads: reciprocal_rank(*heads(*held_out[place]), chosen), epochs=epochs
         )
 
     place = max(known, key=lambda each: best_at(each, EPOCHS_TRIED)[0])
     _, heads = best_at(place, EPOCHS)
     words = f"{Readout(layout, *place, centred=False).words}, {heads.epochs} epochs"
-    return row({**about, "method": "heads", "choice": words}, *heads(new[place]), test)
+    return row({**about, "method": "heads", "choice": words}, *heads(*new[place]), test)

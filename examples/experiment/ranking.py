@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from heads import Matrix, Sides
 from numpy.typing import NDArray
 from splits import SETS, SHARED, read_splits
 
@@ -24,6 +23,9 @@ SMOLLM2 = str(EXPERIMENT / "smollm2-135m-instruct")
 CHOSEN = 1000
 """The last training records, by which readouts are chosen; a ridge map is fitted on those before them."""
 LAYOUTS = ("separate", "branched")
+Matrix = NDArray[np.float32]
+Sides = tuple[Matrix, Matrix]
+"""Sources and targets ``[N, D]`` of some records."""
 Embed = Callable[[Sequence[Record], str], dict[tuple[int, str], Sides]]
 """Embeds records in a layout, at each of some layers and poolings."""
 

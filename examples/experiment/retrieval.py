@@ -33,8 +33,19 @@ import numpy as np
 import pandas as pd
 from collect import trained, trials
 from computed_baselines import behind_classifier, behind_heads
-from heads import Matrix, Sides, fit_heads
-from ranking import DATA, LAYOUTS, Asked, Embed, Readout, asked, beside_training_answers, reciprocal_rank, row
+from ranking import (
+    DATA,
+    LAYOUTS,
+    Asked,
+    Embed,
+    Matrix,
+    Readout,
+    Sides,
+    asked,
+    beside_training_answers,
+    reciprocal_rank,
+    row,
+)
 from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -46,6 +57,7 @@ from stepjepa.evaluation.output import RETRIEVAL_METRICS
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.models.loading import load_for_inference, load_model
 from stepjepa.objectives.linear_map import FITS, Fit, LinearMap, fit_linear_maps
+from stepjepa.objectives.projection_heads import fit_heads
 from stepjepa.objectives.reading import embedding_config
 from stepjepa.objectives.view_embeddings import ReadoutPlace
 from stepjepa.store.record import trained_objective
@@ -165,9 +177,9 @@ def of_run(
         rows.append(row({**about, "method": f"trained, {method}", "choice": words_of_map}, *sides, test))
     if test.data.computed:
         same = asked(test.data, train[parts[0]]).same
-        _, heads = fit_heads(fitted, same, lambda heads: reciprocal_rank(*heads(held_out), chosen))
+        _, heads = fit_heads(*fitted, same, lambda heads: reciprocal_rank(*heads(*held_out), chosen))
         about_heads = {**about, "method": "trained, heads", "choice": f"{words}, {heads.epochs} epochs"}
-        rows.append(row(about_heads, *heads((views.source, views.target)), test))
+        rows.append(row(about_heads, *heads(views.source, views.target), test))
     if about["seed"] == ONE_SEED:
         more = {**about, "method": "trained, all answers", "choice": words}
         rows.append(beside_training_answers(more, views, known, test, asked(test.data, train)))

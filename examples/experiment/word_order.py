@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from collect import trained, trials
-from heads import Matrix, Sides
 from numpy.typing import NDArray
-from ranking import DATA, LAYOUTS, Data, Embed, Readout
+from ranking import DATA, LAYOUTS, Data, Embed, Matrix, Readout, Sides
 from retrieval import METHODS, ONE_SEED, TRIED, at_layers, mapped_sides, replace_answer
 from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import PreTrainedTokenizerBase

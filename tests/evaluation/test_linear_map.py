@@ -1,4 +1,4 @@
-"""A linear map behind embeddings: by hand, against scikit-learn, and evaluations that fit one."""
+"""A linear map behind embeddings: by hand, against scikit-learn, and evaluations that fit one, or projection heads."""
 
 import json
 import random
@@ -21,7 +21,7 @@ from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.questions import not_in_test
 from stepjepa.data.record import Record
-from stepjepa.evaluation.map_fitting import choose_readout, fit_map, places_to_try
+from stepjepa.evaluation.map_fitting import choose_readout, draw_pairs, fit_map, fit_projection_heads, places_to_try
 from stepjepa.evaluation.mapped_retrieval import rank_behind_map
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.evaluation.summary_text import format_summary
@@ -148,13 +148,13 @@ def test_questions_of_the_test_file_are_not_fitted_on(jepa: Jepa) -> None:
     # Case and white space don't make another question.
     assert not_in_test([*known, *records(["ONE"], " test ")], test) == known
     embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
-    fitted = fit_map(embedder, known, places_to_try(CONFIG, layers=1), file="known.jsonl")
+    fitted = fit_map(draw_pairs(embedder, known, places_to_try(CONFIG, layers=1), file="known.jsonl"))
     mapped = rank_behind_map(embedder, fitted, test, [None] * len(test), file="known.jsonl", left_out=5)
     assert mapped.summary() | {"records": 20, "left_out": 5, "file": "known.jsonl"} == mapped.summary()
     with pytest.raises(
         UserError, match=r"known.jsonl: has 19 records of some kind; a linear map is fitted on at least"
     ):
-        fit_map(embedder, known[1:], places_to_try(CONFIG, None), file="known.jsonl", kind="records of some kind")
+        draw_pairs(embedder, known[1:], places_to_try(CONFIG, None), file="known.jsonl", kind="records of some kind")
 
 
 class Watched:
@@ -177,7 +177,7 @@ class Watched:
 def asked_of(given: Sequence[Record]) -> list[list[str]]:
     """The questions of known pairs, of those that compare maps, and of all."""
     watched = Watched()
-    fitted = fit_map(watched, given, places_to_try(CONFIG, None), file=None)  # type: ignore[arg-type]
+    fitted = fit_map(draw_pairs(watched, given, places_to_try(CONFIG, None), file=None))  # type: ignore[arg-type]
     assert fitted.records == len(given) == len(watched.asked[2])
     return watched.asked
 
@@ -198,6 +198,33 @@ def test_maps_that_are_compared_know_no_other_answer_to_a_question() -> None:
     assert (len(known), len(held_out)) == (18, 2)
 
 
+def test_projection_heads_know_no_question_that_chooses_them() -> None:
+    """Of each record that has a question a second time, in capitals, either both are held out or none is known."""
+    twice = [*records(TWENTY, "known"), *records([text.upper() for text in TWENTY], "known")]
+    watched = Watched()
+    drawn = draw_pairs(watched, twice, places_to_try(CONFIG, layers=1), file=None)  # type: ignore[arg-type]
+    heads = fit_projection_heads(drawn)
+    tried, held_out, known = watched.asked
+    assert len(held_out) == 4 and heads.records == len(known) == len(tried) == 32
+    assert not {text.casefold() for text in known} & {text.casefold() for text in held_out}
+    assert heads.place in places_to_try(CONFIG, layers=1)
+
+
+def test_the_place_where_projection_heads_find_held_out_pairs_is_chosen() -> None:
+    generator = np.random.default_rng(7)
+    sources, noise = generator.normal(size=(2, 61, 5))
+    texts = records([f"number {number}" for number in range(61)], "question")
+    places = [ReadoutPlace(0, "mean"), ReadoutPlace(3, "last")]
+
+    class Embedder(Watched):
+        def at(self, given: Sequence[Record], places: Sequence[ReadoutPlace]) -> dict[ReadoutPlace, ViewEmbeddings]:
+            rows = [texts.index(record) for record in given]
+            return {place: pairs(sources[rows], (noise, sources**3)[place == right][rows]) for place in places}
+
+    for right in places:
+        assert fit_projection_heads(draw_pairs(Embedder(), texts, places, file=None)).place == right  # type: ignore[arg-type]
+
+
 def test_records_that_choose_have_pairs(jepa: Jepa) -> None:
     """It ended with "none of 2 records has a pair", whatever the others had."""
     given = [replace(record, views=()) for record in records([*TWENTY, "eleven", "twelve"], "question")]
@@ -205,11 +232,11 @@ def test_records_that_choose_have_pairs(jepa: Jepa) -> None:
     for number in chosen[2:]:
         given[number] = replace(given[number], views=None)
     embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
-    assert fit_map(embedder, given, places_to_try(CONFIG, None), file="known.jsonl").records == 20
+    assert fit_map(draw_pairs(embedder, given, places_to_try(CONFIG, None), file="known.jsonl")).records == 20
     given[chosen[5]] = replace(given[chosen[5]], views=())
     fault = r"known.jsonl: has 19 records with a pair within max_length 512 \(3 of 22 records have no pair: .*\), of 22"
     with pytest.raises(UserError, match=f"{fault}; a linear map is fitted on at least 20"):
-        fit_map(embedder, given, places_to_try(CONFIG, None), file="known.jsonl")
+        fit_map(draw_pairs(embedder, given, places_to_try(CONFIG, None), file="known.jsonl"))
 
 
 def test_records_without_a_pair_are_counted_by_file_and_noted(jepa: Jepa, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,7 +246,7 @@ def test_records_without_a_pair_are_counted_by_file_and_noted(jepa: Jepa, capsys
     embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
     assert str(embedder(test).without_pair).startswith("1 of 6 records has no pair: ")
     known = not_in_test([*records(TWENTY, "known"), *empty], test)
-    fitted = fit_map(embedder, known, places_to_try(CONFIG, None), file="known.jsonl")
+    fitted = fit_map(draw_pairs(embedder, known, places_to_try(CONFIG, None), file="known.jsonl"))
     # The other one has a question of the test file.
     assert len(known) == 21 and fitted.records == 20
     assert "note: not used for the linear map: 1 of 21 records has no pair: " in capsys.readouterr().err
@@ -282,6 +309,45 @@ def test_an_evaluation_with_a_linear_map(run: Path, capsys: pytest.CaptureFixtur
     )  # fmt: skip
     assert scores["linear_map_mrr"] == mapped["mrr"]["mean"]
     assert "linear_map_hits_at_1" in scores.names
+
+
+def test_an_evaluation_with_projection_heads(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = run.parent / "known.jsonl"
+    assert evaluate(run, "--retrieval", "--linear_map", known, "--projection_heads") == 0
+    captured = capsys.readouterr()
+    assert "the same behind a linear map, fitted on 20 records of " in captured.out
+    assert f"the same behind projection heads, fitted on 18 records of {known}: " in captured.out
+    assert captured.err.count("not used for") == 0
+    summary = json.loads((run / "test.summary.json").read_text())
+    mapped = summary["retrieval"]["projection_heads"]
+    assert (mapped["records"], mapped["left_out"], mapped["queries"], mapped["file"]) == (18, 1, 7, str(known))
+    # The same heads, and one query after the other.
+    jepa, readout = Jepa.from_pretrained(run), mapped["readout"]
+    place = ReadoutPlace(readout["layer"], readout["pooling"])
+    embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
+    test = stepjepa.read_records(run.parent / "test.jsonl")
+    drawn = draw_pairs(embedder, not_in_test(stepjepa.read_records(known), test), [place], file=None)
+    heads = fit_projection_heads(drawn)
+    assert heads.heads.epochs == mapped["epochs"]
+    behind = heads.of_pairs(embedder.at(test, [place])[place])
+    cosines = normalised(behind.source) @ normalised(behind.target).T
+    ranks = [int((row >= row[own]).sum()) for own, row in enumerate(cosines)]
+    lines = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]
+    assert [line["projection_heads_ranks"] for line in lines] == [[rank] for rank in ranks]
+    assert mapped["mrr"]["mean"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
+    details = format_summary(summary, details=True)
+    assert "behind the projection heads, mean reciprocal rank of the nearest right answer: " in details
+    assert f"training of the projection heads: {mapped['epochs']} epoch" in details
+    settings = {"task": "generic", "max_new_tokens": 3, "retrieval": True, "linear_map": known}
+    scores = stepjepa.evaluate(
+        run, run.parent / "test.jsonl", output_file=run / "test.jsonl", **settings, projection_heads=True
+    )
+    assert scores["projection_heads_mrr"] == mapped["mrr"]["mean"]
+    # Without them it is another evaluation.
+    with pytest.raises(UserError, match="projection_heads"):
+        stepjepa.evaluate(run, run.parent / "test.jsonl", output_file=run / "test.jsonl", **settings)
+    assert evaluate(run, "--retrieval", "--projection_heads") == 2
+    assert "--projection_heads does nothing without --linear_map" in capsys.readouterr().err
 
 
 def test_a_named_readout_is_not_searched(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

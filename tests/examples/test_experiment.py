@@ -11,7 +11,7 @@ import signal
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -30,8 +30,6 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import parse_record
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.models.loading import load_model
-from stepjepa.objectives.jepa import Jepa
-from stepjepa.objectives.linear_map import fit_linear_maps
 from stepjepa.objectives.view_embeddings import ViewEmbeddings
 from stepjepa.tasks.regex import find_difference
 from stepjepa.tasks.regex_languages import Languages
@@ -52,7 +50,6 @@ def scripts(monkeypatch: pytest.MonkeyPatch):
         "untouched",
         "frame",
         "cells",
-        "heads",
         "ranking",
         "computed_baselines",
         "retrieval",
@@ -322,47 +319,6 @@ def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleTyp
     known, test = records[:60], ranking.asked(test.data._replace(computed=False), records[60:])
     rows = retrieval.without_objective({"arm": "a"}, partial(embed, layers=[0, 1]), known, test)
     assert not any("layer 2" in row["choice"] for row in rows)
-
-
-def test_heads_find_what_no_linear_map_does(scripts: dict[str, ModuleType]) -> None:
-    heads, generator = scripts["heads"], np.random.default_rng(3)
-    signs = np.sign(generator.normal(size=(150, 2)))
-    # The answer is whether two signs are equal, of which every linear function of them knows nothing.
-    same = (signs.prod(1) > 0).astype(np.int64)
-    sides = signs.astype(np.float32), np.eye(2, dtype=np.float32)[same]
-    known, held_out, new = ([side[part] for side in sides] for part in (slice(101), slice(101, 128), slice(128, None)))
-
-    def right(pairs: list[np.ndarray], answers: np.ndarray, to_sides: Callable) -> float:
-        source, target = to_sides(pairs)
-        candidates = np.stack([target[answers == answer][0] for answer in (0, 1)])
-        return float((np.argmax(source @ candidates.T, 1) == answers).mean())
-
-    rank, fitted = heads.fit_heads(known, same[:101], lambda each: right(held_out, same[101:128], each), epochs=30)
-    assert rank == 1 == right(new, same[128:], fitted)
-    for linear_map in fit_linear_maps(*known):
-        mapped = right(new, same[128:], lambda pairs, by=linear_map: (by(pairs[0], "source"), by(pairs[1], "target")))
-        assert mapped < 0.9
-    assert fitted.epochs in range(heads.EVERY, 31, heads.EVERY)
-
-
-def test_heads_are_compared_behind_a_model_of_ones_own(
-    scripts: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    heads, files = scripts["heads"], {"train": range(41), "test": range(38, 49)}
-    for name, numbers in files.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(record(f"answer {n}", n) + "\n" for n in numbers))
-    texts = [f"question {n}" for n in range(49)] + [f"answer {n}" for n in range(49)]
-    model, tokenizer = load_model("preset:tiny", texts=texts, predictors=0, seed=5)
-    for name, config in {"plain": JepaConfig(mode="regular"), "infonce": JepaConfig(predictors=0)}.items():
-        Jepa(model, tokenizer, config).save(tmp_path / name)
-        flags = ["--model_path", str(tmp_path / name), "--train_file", str(tmp_path / "train.jsonl"), "--epochs", "2"]
-        assert heads.main([*flags, "--test_file", str(tmp_path / "test.jsonl")]) == 0
-        as_it_is, linear, behind = capsys.readouterr().out.splitlines()
-        where = {"plain": "mean", "infonce": "last"}[name]
-        assert re.fullmatch(rf" *\d+\.\d%  as it is, layer -1, pooling {where}", as_it_is)
-        assert "linear map, layer " in linear and re.search(r"projection heads, layer .*, 2 epochs", behind)
-        with pytest.raises(SystemExit, match=r"error: .*train.jsonl: has 0 records whose question is not in"):
-            heads.main([*flags, "--test_file", str(tmp_path / "train.jsonl")])
 
 
 def test_one_pass_embeds_as_one_readout_at_a_time_does(scripts: dict[str, ModuleType]) -> None:

@@ -358,13 +358,18 @@ def test_retrieval_has_a_table_where_a_run_has_it(tmp_path):
     assert table.rows == [("a", *["–"] * 7), ("b", *cells)]
 
 
-def test_retrieval_behind_a_linear_map_has_a_table_of_its_own(tmp_path):
+def test_retrieval_behind_each_map_has_a_table_of_its_own(tmp_path):
     folders = [
         make_run(tmp_path / name, "110", jepa={"mode": "llm-jepa", "predictors": k}) for k, name in enumerate("ab")
     ]
     retrieve(folders[0], 0.125)
-    retrieve(folders[1], 0.125, behind_map=0.75)
-    table = accuracy_section(read_runs(folders)).parts[0].tables[2]
-    assert table.title.endswith("behind a linear map, which is fitted on known pairs")
-    cells = (*["75.0% [75.0, 75.0]"] * 4, "11", "7", "views llm-jepa, layer 3, pooling last")
-    assert table.rows == [("a", *["–"] * 7), ("b", *cells)]
+    retrieve(folders[1], 0.125, behind_map=0.75, behind_heads=0.5)
+    for table, name, mean in zip(
+        accuracy_section(read_runs(folders)).parts[0].tables[2:4],
+        ("a linear map", "projection heads"),
+        ("75.0% [75.0, 75.0]", "50.0% [50.0, 50.0]"),
+        strict=True,
+    ):
+        assert table.title.endswith(f"behind {name}, fitted on known pairs")
+        cells = (*[mean] * 4, "11", "7", "views llm-jepa, layer 3, pooling last")
+        assert table.rows == [("a", *["–"] * 7), ("b", *cells)]

@@ -98,8 +98,8 @@ EVALUATE = Command(
         (ServerSettings, "server"),
     ),
     common="model_path test_file columns output_file overwrite json details task spider_path max_examples retrieval "
-    "linear_map layer pooling similarity server server_model use_test_prompts max_new_tokens temperature num_samples "
-    "batch_size dtype load_in_4bit workers",
+    "linear_map projection_heads layer pooling similarity server server_model use_test_prompts max_new_tokens "
+    "temperature num_samples batch_size dtype load_in_4bit workers",
     epilog=EPILOG,
     translate=translate_evaluate,
 )

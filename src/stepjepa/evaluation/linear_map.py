@@ -10,7 +10,7 @@ from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import Pooling
 from stepjepa.data.record import Record
 from stepjepa.data.records import as_records
-from stepjepa.evaluation.map_fitting import fit_map, places_to_try
+from stepjepa.evaluation.map_fitting import draw_pairs, fit_map, places_to_try
 from stepjepa.models.architecture import number_of_layers
 from stepjepa.models.encode import check_layer
 from stepjepa.objectives.jepa import Jepa
@@ -63,4 +63,4 @@ def fit_linear_map(
     )
     check_layer(layers, -1 if layer is None else layer, "layer")
     places = places_to_try(embedder.reader.config, layers if unknown_place else None)
-    return fit_map(embedder, known, places, file=known[0].path if known else None)
+    return fit_map(draw_pairs(embedder, known, places, file=known[0].path if known else None))

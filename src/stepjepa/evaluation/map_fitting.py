@@ -1,11 +1,17 @@
-"""Fit a linear map on the pairs of records; held-out records choose where embeddings are read, and the fit."""
+"""Fit a linear map or projection heads on the pairs of records.
+
+Held-out records choose where embeddings are read, and the fit or the epochs.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from tqdm import tqdm
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.terminal import note
@@ -16,6 +22,7 @@ from stepjepa.data.summarising import system_prompts
 from stepjepa.evaluation.retrieval import rank_targets
 from stepjepa.objectives.linear_map import FITS, Fit, FittedMap, fit_linear_maps
 from stepjepa.objectives.pair_embedding import PairEmbedder
+from stepjepa.objectives.projection_heads import EPOCHS, EPOCHS_TRIED, FittedHeads, ProjectionHeads, fit_heads
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 
 MOST_COMPARED = 1000
@@ -69,18 +76,34 @@ def places_to_try(config: JepaConfig, layers: int | None) -> list[ReadoutPlace]:
     ]
 
 
-def fit_map(
+@dataclass(frozen=True)
+class DrawnPairs:
+    """The pairs of some records, by which it is chosen where embeddings are read in front of a map.
+
+    Attributes:
+        embedder: embeds pairs.
+        records: all records.
+        known: by place, the pairs that the maps to choose from are fitted on.
+        held_out: by place, the pairs that these are compared on.
+        held_out_records: the records of those.
+    """
+
+    embedder: PairEmbedder
+    records: Sequence[Record]
+    known: Mapping[ReadoutPlace, ViewEmbeddings]
+    held_out: Mapping[ReadoutPlace, ViewEmbeddings]
+    held_out_records: Sequence[Record]
+
+
+def draw_pairs(
     embedder: PairEmbedder,
     records: Sequence[Record],
     places: Sequence[ReadoutPlace],
     *,
     file: str | os.PathLike[str] | None,
     kind: str = "records",
-) -> FittedMap:
-    """Fit a linear map on the pairs of records, at the best of several places; records without a pair are noted.
-
-    A tenth of the records, at most :data:`MOST_COMPARED`, drawn at random, chooses place and fit; then the map is
-    fitted on all of them.
+) -> DrawnPairs:
+    """Draw a tenth of the records, at most :data:`MOST_COMPARED`, to compare maps on, and others to fit them on.
 
     Args:
         embedder: embeds pairs.
@@ -94,13 +117,59 @@ def fit_map(
     """
     if len(records) < FEWEST_RECORDS:
         raise UserError(f"has {len(records):,} {kind}; a linear map is fitted on at least {FEWEST_RECORDS}", path=file)
-    known, held_out = (embedder.at(part, places) for part in _drawn(embedder, records, file, kind))
-    place, fit = choose_readout(known, held_out, embedder.reader.config)
-    pairs = embedder.at(records, [place])[place]
+    known, held_out = _drawn(embedder, records, file, kind)
+    return DrawnPairs(embedder, records, embedder.at(known, places), embedder.at(held_out, places), held_out)
+
+
+def fit_map(drawn: DrawnPairs) -> FittedMap:
+    """Fit a linear map on all pairs of some records, with the place and the fit that are best for held-out ones.
+
+    Records without a pair are noted.
+    """
+    place, fit = choose_readout(drawn.known, drawn.held_out, drawn.embedder.reader.config)
+    pairs = drawn.embedder.at(drawn.records, [place])[place]
     if pairs.without_pair is not None:
         note(f"not used for the linear map: {pairs.without_pair}")
     (linear_map,) = fit_linear_maps(pairs.source, pairs.target, [fit])
-    return FittedMap(linear_map, place, fit, len({*pairs.record.tolist()}), tuple(system_prompts(records)))
+    return FittedMap(linear_map, place, fit, len({*pairs.record.tolist()}), tuple(system_prompts(drawn.records)))
+
+
+def fit_projection_heads(drawn: DrawnPairs) -> FittedHeads:
+    """Train projection heads on the pairs of all records that are not held out.
+
+    The place is that behind which heads of a few epochs, trained on the known pairs, rank the held-out pairs best by
+    mean reciprocal rank; so are the epochs chosen of the heads that are returned.
+    """
+    places = [*drawn.held_out]
+    place = places[0]
+    if len(places) > 1:
+        place = max(tqdm(places, "projection heads, readouts", disable=None), key=lambda each: _tried(drawn, each))
+    pairs = drawn.embedder.at(_others(drawn), [place])[place]
+    _, heads = _fitted(drawn, place, pairs, EPOCHS, progress=True)
+    return FittedHeads(heads, place, len({*pairs.record.tolist()}))
+
+
+def _others(drawn: DrawnPairs) -> Sequence[Record]:
+    """Return the records that are not held out, without questions of those that are."""
+    held_out = {id(record) for record in drawn.held_out_records}
+    return apart_from(drawn.held_out_records, [record for record in drawn.records if id(record) not in held_out])
+
+
+def _tried(drawn: DrawnPairs, place: ReadoutPlace) -> float:
+    """Return the rank of held-out pairs behind heads of a few epochs."""
+    return _fitted(drawn, place, drawn.known[place], EPOCHS_TRIED, progress=False)[0]
+
+
+def _fitted(
+    drawn: DrawnPairs, place: ReadoutPlace, pairs: ViewEmbeddings, epochs: int, *, progress: bool
+) -> tuple[float, ProjectionHeads]:
+    config, held_out = drawn.embedder.reader.config, drawn.held_out[place]
+    names = [None] * (int(held_out.record.max()) + 1)
+
+    def rank(heads: ProjectionHeads) -> float:
+        return rank_targets(heads.of_pairs(held_out), names, config).means()["mrr"]
+
+    return fit_heads(pairs.source, pairs.target, pairs.same_target, rank, epochs=epochs, progress=progress)
 
 
 def _drawn(
@@ -125,6 +194,13 @@ def _drawn(
         raise UserError(f"{fault}; a linear map is fitted on at least {FEWEST_RECORDS}", path=file)
     count = len(usable) * count // len(drawn)
     known, held_out = usable[count:], usable[:count]
+    return apart_from(held_out, known), held_out
+
+
+def apart_from(held_out: Sequence[Record], known: Sequence[Record]) -> Sequence[Record]:
+    """Return the known records whose question is not among the held-out ones; all where that leaves too few.
+
+    Where all records have a few questions, every map knows them.
+    """
     apart = not_in_test(known, held_out)
-    # Where all records have a few questions, every map knows them.
-    return apart if len(apart) >= FEWEST_RECORDS // 2 else known, held_out
+    return apart if len(apart) >= FEWEST_RECORDS // 2 else known

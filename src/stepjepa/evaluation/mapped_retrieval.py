@@ -1,21 +1,40 @@
-"""Retrieval behind a linear map that is fitted on the pairs of a file of records."""
+"""Retrieval behind a linear map, or behind projection heads, fitted on the pairs of a file of records."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.record import Record
 from stepjepa.evaluation.retrieval import Retrieval, rank_targets
-from stepjepa.objectives.linear_map import FittedMap
 from stepjepa.objectives.pair_embedding import PairEmbedder
+from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
+
+
+class Fitted(Protocol):
+    """A map of embeddings that was fitted on known pairs: ``FittedMap`` and ``FittedHeads``."""
+
+    @property
+    def place(self) -> ReadoutPlace:
+        """Where the embeddings in front of it are read."""
+
+    @property
+    def records(self) -> int:
+        """Number of records that it was fitted on."""
+
+    def of_pairs(self, pairs: ViewEmbeddings) -> ViewEmbeddings:
+        """Return the pairs as the map gives them."""
+
+    def facts(self) -> JsonObject:
+        """Return how it was fitted."""
 
 
 @dataclass(frozen=True)
 class MappedRetrieval:
-    """Retrieval behind a linear map.
+    """Retrieval behind a map.
 
     Attributes:
         retrieval: the ranks of the test records behind the map.
@@ -25,27 +44,26 @@ class MappedRetrieval:
     """
 
     retrieval: Retrieval
-    fitted: FittedMap
+    fitted: Fitted
     file: str
     left_out: int
 
     def summary(self) -> JsonObject:
         """Return the summary of the retrieval, and how the map was fitted."""
-        method, penalty = self.fitted.fit
-        fitted = {"records": self.fitted.records, "left_out": self.left_out, "fit": method, "penalty": penalty}
+        fitted = {"records": self.fitted.records, "left_out": self.left_out, **self.fitted.facts()}
         return {"file": self.file, **fitted, **self.retrieval.summary()}
 
 
 def rank_behind_map(
     embedder: PairEmbedder,
-    fitted: FittedMap,
+    fitted: Fitted,
     test: Sequence[Record],
     names: Sequence[str | None],
     *,
     file: str | os.PathLike[str],
     left_out: int,
 ) -> MappedRetrieval:
-    """Rank the distinct targets of test records behind a linear map.
+    """Rank the distinct targets of test records behind a map.
 
     Args:
         embedder: embeds pairs, as for the records that the map was fitted on.
@@ -57,5 +75,5 @@ def rank_behind_map(
     """
     place = fitted.place
     config = replace(embedder.reader.config, jepa_layer=place.layer, pooling=place.pooling)
-    retrieval = rank_targets(fitted.linear_map.of_pairs(embedder.at(test, [place])[place]), names, config)
+    retrieval = rank_targets(fitted.of_pairs(embedder.at(test, [place])[place]), names, config)
     return MappedRetrieval(retrieval, fitted, str(file), left_out)

@@ -27,6 +27,7 @@ class EvaluationOptions(TypedDict, total=False):
     layer: int | None
     pooling: Pooling | None
     linear_map: str | os.PathLike[str] | None
+    projection_heads: bool
     # The model and its answers.
     batch_size: int
     dtype: Dtype

@@ -19,6 +19,7 @@ from stepjepa.base.files import (
     write_jsonl,
 )
 from stepjepa.base.json_object import JsonObject
+from stepjepa.evaluation.summary_text import MAPS
 from stepjepa.store.folder import SUMMARY
 
 Line = JsonObject
@@ -184,10 +185,10 @@ RETRIEVAL_METRICS = ("hits_at_1", "hits_at_10", "mrr", "ndcg_at_10")
 def retrieval_scores(summary: JsonObject) -> dict[str, JsonObject]:
     """Return ``mean``, ``low`` and ``high`` of each metric of retrieval that was measured.
 
-    They are named ``retrieval_hits_at_1`` and so on; behind a linear map ``linear_map_hits_at_1`` and so on.
+    They are named ``retrieval_hits_at_1`` and so on; behind a map of :data:`MAPS` ``linear_map_hits_at_1`` and so on.
     """
     retrieval = summary.get("retrieval") or {}
-    rankings = {"retrieval": retrieval, "linear_map": retrieval.get("linear_map") or {}}
+    rankings = {"retrieval": retrieval, **{name: retrieval.get(name) or {} for name in MAPS}}
     return {
         f"{name}_{metric}": ranking[metric]
         for name, ranking in rankings.items()

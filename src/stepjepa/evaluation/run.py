@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from stepjepa.config.jepa import JepaConfig
-    from stepjepa.evaluation.mapped_retrieval import MappedRetrieval
+    from stepjepa.evaluation.mapped_retrieval import Fitted, MappedRetrieval
     from stepjepa.evaluation.retrieval import Retrieval
     from stepjepa.objectives.pair_embedding import PairEmbedder
     from stepjepa.objectives.view_embeddings import ViewEmbeddings
@@ -137,7 +137,9 @@ class Evaluation:
     def _retrieval_identity(self) -> JsonObject:
         settings = self.settings
         identity: JsonObject = {"layer": settings.layer, "pooling": settings.pooling}
-        return identity if settings.linear_map is None else identity | {"linear_map": fingerprint(settings.linear_map)}
+        if settings.linear_map is not None:
+            identity["linear_map"] = fingerprint(settings.linear_map)
+        return identity | ({"projection_heads": True} if settings.projection_heads else {})
 
     def run(self, load: Loader | None = None) -> JsonObject:
         """Generate the missing lines, and write the summary; a finished evaluation does not load the model.
@@ -163,7 +165,7 @@ class Evaluation:
         load = functools.cache(load or self._load)
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
         views = self._embed_views(load) if self.settings.similarity else None
-        retrieval, mapped = self._retrieval(load) if self.settings.retrieval else (None, None)
+        retrieval, mapped = self._retrieval(load) if self.settings.retrieval else (None, {})
         try:
             seconds = 0.0 if self.output.complete else self._answer(self._engine(load))
         finally:
@@ -173,9 +175,9 @@ class Evaluation:
         if retrieval is not None:
             ranking = retrieval.summary()
             self._add_ranks("ranks", retrieval)
-        if ranking is not None and mapped is not None:
-            ranking["linear_map"] = mapped.summary()
-            self._add_ranks("linear_map_ranks", mapped.retrieval)
+            for name, behind in mapped.items():
+                ranking[name] = behind.summary()
+                self._add_ranks(f"{name}_ranks", behind.retrieval)
         lines = self.output.finish()
         fresh = [line for line in lines if line["index"] not in before]
         summary = self._summarise(lines, similarity, ranking) | _cost(fresh, seconds)
@@ -232,13 +234,13 @@ class Evaluation:
         embedder = pair_embedder(*load(), self._similarity_config(), self.settings.batch_size)
         return embedder(list(self.records.values()))
 
-    def _retrieval(self, load: Loader) -> tuple[Retrieval, MappedRetrieval | None]:
-        """Rank the distinct answers of the test file for each question, and again behind a linear map if there is one.
+    def _retrieval(self, load: Loader) -> tuple[Retrieval, dict[str, MappedRetrieval]]:
+        """Rank the distinct answers of the test file for each question, and again behind each map that is asked for.
 
-        The map of a model without a JEPA objective is tried at every layer, unless a readout is named: its training
-        says nothing of where its embeddings are best.
+        Maps are named as in ``summary_text.MAPS``. Those of a model without a JEPA objective are tried at every layer,
+        unless a readout is named: its training says nothing of where its embeddings are best.
         """
-        from stepjepa.evaluation.map_fitting import fit_map, places_to_try
+        from stepjepa.evaluation.map_fitting import draw_pairs, fit_map, fit_projection_heads, places_to_try
         from stepjepa.evaluation.mapped_retrieval import rank_behind_map
         from stepjepa.evaluation.retrieval import answer_names, rank_targets
         from stepjepa.models.architecture import number_of_layers
@@ -261,12 +263,18 @@ class Evaluation:
         embedder = pair_embedder(*load(), config, settings.batch_size)
         retrieval = rank_targets(embedder(records), names, config)
         if settings.linear_map is None:
-            return retrieval, None
+            return retrieval, {}
         places = places_to_try(config, number_of_layers(load()[0]) if unknown_place else None)
         known, file = not_in_test(self._map_records, records), settings.linear_map
-        fitted = fit_map(embedder, known, places, file=file, kind="records whose question is not in the test file")
+        drawn = draw_pairs(embedder, known, places, file=file, kind="records whose question is not in the test file")
+        maps: dict[str, Fitted] = {"linear_map": fit_map(drawn)}
+        if settings.projection_heads:
+            maps["projection_heads"] = fit_projection_heads(drawn)
         left_out = len(self._map_records) - len(known)
-        return retrieval, rank_behind_map(embedder, fitted, records, names, file=file, left_out=left_out)
+        return retrieval, {
+            name: rank_behind_map(embedder, fitted, records, names, file=file, left_out=left_out)
+            for name, fitted in maps.items()
+        }
 
     def _load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         from stepjepa.models.loading import load_for_inference

@@ -50,7 +50,7 @@ class Scores(Mapping[str, float]):
 
     def __getitem__(self, name: str) -> float:
         """Return the mean of a score over all records, or of ``retrieval_hits_at_1``,
-        ``linear_map_hits_at_1`` and the like over all queries.
+        ``linear_map_hits_at_1``, ``projection_heads_hits_at_1`` and the like over all queries.
 
         ``KeyError`` names the scores that exist.
         """

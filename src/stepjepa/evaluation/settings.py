@@ -20,8 +20,9 @@ from stepjepa.tasks.registry import AUTO, TASKS, load_task
 _SIMILARITY = "add the cosines of matched and shuffled views; needs a run folder"
 _RETRIEVAL = "rank all distinct answers by cosine for each question; how often the right one is nearest"
 _LINEAR_MAP = "also rank behind a linear map; it is fitted on the pairs of this file, the model is not trained"
+_HEADS = "also rank behind projection heads; two small networks that InfoNCE trains on the pairs of `linear_map`"
 _LAYER = "index in hidden_states of the embeddings; 0 is the input embeddings, -1 the last (that of training)"
-_POOLING = "take the embedding of the last token, or the mean (that of training)"
+_POOLING = "embedding of the last token, or the mean; that of training if it is left out"
 _BAD = "lines that are no valid record: error, or skip them and report how many"
 _TASK = f"how answers are scored; {', '.join(TASKS)}, your module:Class, or auto, which recognises the records"
 _SCORING = "rules of scoring; reference adds those of the published evaluation, mistakes included"
@@ -96,6 +97,7 @@ class EvaluationSettings(ScoringSettings):
     linear_map: str | os.PathLike[str] | None = option(
         None, _LINEAR_MAP, group="scoring", only_with="retrieval", metavar="FILE"
     )
+    projection_heads: bool = option(False, _HEADS, group="scoring", only_with="linear_map")
     batch_size: int = option(ANSWERED, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
     dtype: Dtype = option("auto", "dtype of the weights", group="generation")

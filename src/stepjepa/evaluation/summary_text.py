@@ -5,6 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from stepjepa.base.counting import counted
 from stepjepa.base.json_object import JsonObject
 
+MAPS = {"linear_map": ("a linear map", "the map"), "projection_heads": ("projection heads", "the heads")}
+"""Maps of embeddings behind which retrieval is measured, too: name in a summary -> in words, where it is mentioned
+first and where it is again."""
+
 _DIRECTIONS = "directions (effective rank)"
 
 # Figure of ``similarity`` -> its name, and a format with its unit.
@@ -94,10 +98,11 @@ def _headline(summary: JsonObject) -> Iterator[str]:
     if retrieval := summary.get("retrieval"):
         hits = _score(retrieval["hits_at_1"], retrieval["queries"], "question")
         yield f"nearest answer is right by embeddings: {hits}, among {retrieval['candidates']:,} distinct answers"
-        if mapped := retrieval.get("linear_map"):
-            fitted = f"fitted on {counted(mapped['records'], 'record')} of {mapped['file']}"
-            hits = _score(mapped["hits_at_1"], mapped["queries"], "question")
-            yield f"the same behind a linear map, {fitted}: {hits}"
+        for name, (words, _) in MAPS.items():
+            if mapped := retrieval.get(name):
+                fitted = f"{words}, fitted on {counted(mapped['records'], 'record')} of {mapped['file']}"
+                hits = _score(mapped["hits_at_1"], mapped["queries"], "question")
+                yield f"the same behind {fitted}: {hits}"
         if without := retrieval.get("without_pair"):
             yield f"not among these questions: {without}"
     if overlap := describe_trained_on(summary.get("trained_on")):
@@ -132,6 +137,7 @@ def _details(summary: JsonObject) -> Iterator[str]:
     retrieval = summary.get("retrieval") or {}
     yield from _retrieval(retrieval)
     yield from _linear_map(retrieval.get("linear_map"))
+    yield from _projection_heads(retrieval.get("projection_heads"))
     if summary.get("gold_loss") is not None:
         tokens = counted(summary["gold_tokens"], "token")
         yield f"LM loss on right answers: {summary['gold_loss']:.4f} nats a token, over {tokens}"
@@ -162,6 +168,13 @@ def _linear_map(mapped: JsonObject | None) -> Iterator[str]:
     yield f"fit of the linear map: {mapped.get('fit') or 'ridge'}, penalty {mapped['penalty']:g}"
     if left_out := mapped["left_out"]:
         yield f"not used for the linear map: {counted(left_out, 'record')} whose question is in the test file"
+
+
+def _projection_heads(mapped: JsonObject | None) -> Iterator[str]:
+    """Yield the figures of retrieval behind projection heads, if there are any, and how long they were trained."""
+    if mapped is not None:
+        yield from (f"behind the projection heads, {line}" for line in _retrieval(mapped))
+        yield f"training of the projection heads: {counted(mapped['epochs'], 'epoch')}"
 
 
 def _score(score: JsonObject, n: int, noun: str = "example") -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.base.counting import counted
+from stepjepa.base.json_object import JsonObject
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 from stepjepa.views.sequences import Kind
 
@@ -99,6 +100,14 @@ class FittedMap:
         for values in vars(self.linear_map).values():
             digest.update(b"" if values is None else values.tobytes())
         return digest.hexdigest()
+
+    def of_pairs(self, pairs: ViewEmbeddings) -> ViewEmbeddings:
+        """Return the pairs, read at ``place``, as the map gives them."""
+        return self.linear_map.of_pairs(pairs)
+
+    def facts(self) -> JsonObject:
+        """Return how the map was fitted."""
+        return {"fit": self.fit.method, "penalty": self.fit.penalty}
 
     def describe(self, file: str) -> str:
         """Describe the map for a user who named the file of its records."""

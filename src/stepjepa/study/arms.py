@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from stepjepa.base.counting import counted
 from stepjepa.base.json_object import JsonObject
-from stepjepa.evaluation.summary_text import score_words
+from stepjepa.evaluation.summary_text import MAPS, score_words
 from stepjepa.study import statistics
-from stepjepa.study.evaluated_run import HITS_AT_1, MAPPED_HITS_AT_1, EvaluatedRun
+from stepjepa.study.evaluated_run import HITS_AT_1, MAP_MEASURES, EvaluatedRun
 from stepjepa.study.statistics import ExampleTest, PairedT, Spread
 
 T = TypeVar("T")
@@ -59,11 +59,16 @@ class Difference:
     token_ratio: float | None  # training tokens divided by those of the baseline
     flops_ratio: float | None  # mean over seeds of training FLOPs divided by those of the baseline
     equal: tuple[str, ...]  # the budgets of EQUAL that match the baseline for every seed
-    # t-test of each of RETRIEVAL_MEASURES and MAPPED_MEASURES that both have
+    # t-test of each of RANKING_MEASURES that both have
     retrieval: dict[str, PairedT] = field(default_factory=dict)
     over_linear_map: PairedT | None = None  # hits at 1 of the arm as it is, against the baseline behind a linear map
+    over_projection_heads: PairedT | None = None  # the same behind projection heads
     holm: float | None = None  # p value of the headline score over seeds, Holm-corrected for the number of arms
     by_example_holm: float | None = None  # p value of by_example, Holm-corrected
+
+    def over(self, of_map: str) -> PairedT | None:
+        """Return the test of hits at 1 as it is, against the baseline behind one of ``summary_text.MAPS``."""
+        return {"linear_map": self.over_linear_map, "projection_heads": self.over_projection_heads}[of_map]
 
     @property
     def budget(self) -> str | None:
@@ -200,21 +205,17 @@ class ComparedArms:
         return "; ".join(self._on_retrieval()) or None
 
     def _on_retrieval(self) -> list[str]:
-        """Return the sentences on the nearest answers: as it is, behind a linear map, the one against the other."""
-        as_it_is, mapped = self._hits(HITS_AT_1), self._hits(MAPPED_HITS_AT_1)
+        """Return the sentences on the nearest answers: as it is, behind each map, the one against the other."""
+        as_it_is, base = self._hits(HITS_AT_1), self.baseline.name
         if not as_it_is:
             return []
-        sentence = f"by embeddings, the nearest answer is right: {', '.join(as_it_is)}"
-        if not mapped:
-            return [sentence]
-        base = self.baseline.name
-        beyond = [
-            f"{name}{_points(difference.over_linear_map)}"
-            for name, difference in self.differences.items()
-            if difference.over_linear_map is not None
-        ]
-        parts = [sentence, f"behind a linear map: {', '.join(mapped)}"]
-        parts += [f"as it is, over {base} behind the map: {', '.join(beyond)}"] if beyond else []
+        parts = [f"by embeddings, the nearest answer is right: {', '.join(as_it_is)}"]
+        for of_map, (name, short) in MAPS.items():
+            if mapped := self._hits(MAP_MEASURES[of_map][0]):
+                parts.append(f"behind {name}: {', '.join(mapped)}")
+            tests = {arm: difference.over(of_map) for arm, difference in self.differences.items()}
+            beyond = [f"{arm}{_points(test)}" for arm, test in tests.items() if test is not None]
+            parts += [f"as it is, over {base} behind {short}: {', '.join(beyond)}"] if mapped and beyond else []
         return parts
 
     def _hits(self, measure: str) -> list[str]:

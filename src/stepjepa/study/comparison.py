@@ -17,9 +17,9 @@ from stepjepa.study.comparable import check_comparable
 from stepjepa.study.evaluated_run import (
     FIGURES,
     HITS_AT_1,
-    MAPPED_HITS_AT_1,
-    MAPPED_MEASURES,
+    MAP_MEASURES,
     MEASURES,
+    RANKING_MEASURES,
     RETRIEVAL_MEASURES,
     EvaluatedRun,
     read_evaluated_run,
@@ -94,7 +94,7 @@ class Comparison(ComparedArms):
             spread = arm.spread(key)
             row |= {name: spread and spread.mean, f"{name} std": spread and spread.std}
         row |= {name: spread and spread.mean for name in FIGURES for spread in (arm.spread(name),)}
-        row |= {name: spread.mean for name in _RANKINGS if (spread := arm.spread(name)) is not None}
+        row |= {name: spread.mean for name in RANKING_MEASURES if (spread := arm.spread(name)) is not None}
         difference = self.differences.get(arm.name)
         test = difference and difference.measures["headline"]
         row["pairs"] = difference and len(difference.seeds)
@@ -112,8 +112,6 @@ class Comparison(ComparedArms):
     def _repr_html_(self) -> str:
         return as_html(self)
 
-
-_RANKINGS = (*RETRIEVAL_MEASURES, *MAPPED_MEASURES)
 
 _TEST_COLUMNS = {"difference": "mean", "low": "low", "high": "high"}
 
@@ -222,11 +220,16 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     own_runs, base_runs = zip(*pairs, strict=True) if pairs else ((), ())
     # Shares of other questions, such as steps instead of whole answers, have no difference.
     ranked_alike = all(own_run.ranked == base_run.ranked for own_run, base_run in pairs)
-    # A map that is fitted on more or other records, or by more fits, finds more, whatever the training was.
-    mapped_alike = ranked_alike and all(own_run.map_records == base_run.map_records for own_run, base_run in pairs)
-    alike = (*(RETRIEVAL_MEASURES if ranked_alike else ()), *(MAPPED_MEASURES if mapped_alike else ()))
+    alike = [*RETRIEVAL_MEASURES] if ranked_alike else []
+    over: dict[str, PairedT | None] = dict.fromkeys(MAP_MEASURES)
+    for of_map, measures in MAP_MEASURES.items():
+        own_records, base_records = ([run.fitted_on(of_map) for run in runs] for runs in (own_runs, base_runs))
+        # A map that is fitted on more or other records, or by more fits, finds more, whatever the training was.
+        if ranked_alike and own_records == base_records:
+            alike += measures
+        if ranked_alike and len({*base_records}) == 1:
+            over[of_map] = _paired_t(own_runs, base_runs, HITS_AT_1, measures[0])
     retrieval = {name: _paired_t(own_runs, base_runs, name) for name in alike}
-    one_map = ranked_alike and len({base_run.map_records for base_run in base_runs}) == 1
     own, base = (all_known(run.verdicts("headline") for run in runs) for runs in (own_runs, base_runs))
     judged = list(zip(own, base, strict=True)) if own and base else []
     tokens = [math.fsum(all_known(run.figures["tokens"] for run in runs)) for runs in (own_runs, base_runs)]
@@ -239,7 +242,8 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
         seeds=tuple(run.seed for run in own_runs),
         measures={name: _paired_t(own_runs, base_runs, name) for name in MEASURES},
         retrieval={name: test for name, test in retrieval.items() if test is not None},
-        over_linear_map=_paired_t(own_runs, base_runs, HITS_AT_1, MAPPED_HITS_AT_1) if one_map else None,
+        over_linear_map=over["linear_map"],
+        over_projection_heads=over["projection_heads"],
         by_seed={run.seed: sign_flip([both]) for run, both in zip(own_runs, judged, strict=bool(judged))},
         by_example=sign_flip(judged) if judged else None,
         gained_lenient_before=_gained_lenient_before(judged, all_known(run.verdicts("lenient") for run in base_runs)),

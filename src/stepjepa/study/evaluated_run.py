@@ -14,7 +14,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.typed_json import Origin, at_least, from_json, to_json, unknown_fields
 from stepjepa.config.jepa import NEEDS_VIEWS
 from stepjepa.evaluation.output import RETRIEVAL_METRICS
-from stepjepa.evaluation.summary_text import describe_readout, describe_trained_on
+from stepjepa.evaluation.summary_text import MAPS, describe_readout, describe_trained_on
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import SUMMARY
 from stepjepa.store.record import Fingerprints, Results, RunRecord, complete_objective, origin_of, read_record
@@ -31,14 +31,14 @@ and FLOPs of training."""
 RETRIEVAL_MEASURES = tuple(f"retrieval_{name}" for name in RETRIEVAL_METRICS)
 """Measures of retrieval of a whole run, from evaluations with ``retrieval``: hits at 1 and 10, MRR, nDCG at 10."""
 
-MAPPED_MEASURES = tuple(f"linear_map_{name}" for name in RETRIEVAL_METRICS)
-"""The same behind a linear map, from evaluations with ``linear_map``."""
+MAP_MEASURES = {of_map: tuple(f"{of_map}_{name}" for name in RETRIEVAL_METRICS) for of_map in MAPS}
+"""The same behind each of ``summary_text.MAPS``, from evaluations with ``linear_map`` and with ``projection_heads``."""
+
+RANKING_MEASURES = (*RETRIEVAL_MEASURES, *(name for measures in MAP_MEASURES.values() for name in measures))
+"""All of these."""
 
 HITS_AT_1 = RETRIEVAL_MEASURES[0]
 """The measure of retrieval that is named first: the share of questions whose nearest answer is right."""
-
-MAPPED_HITS_AT_1 = MAPPED_MEASURES[0]
-"""The same behind a linear map."""
 
 LOADING = ("dtype", "chat_template", "attn_implementation")
 """How the model was loaded for training, in ``loaded``: facts that should be equal but need not be."""
@@ -92,11 +92,16 @@ class _MappedRanking(_Ranking):
     file: str = "an unknown file"
     records: int | None = None
     fit: str | None = None
+    epochs: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Retrieval(_Ranking):
     linear_map: _MappedRanking | None = None
+    projection_heads: _MappedRanking | None = None
+
+    def behind(self, of_map: str) -> _MappedRanking | None:
+        return {"linear_map": self.linear_map, "projection_heads": self.projection_heads}[of_map]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +149,7 @@ class EvaluatedRun:
     steps: int
     indices: list[int]  # of the evaluated examples, from 0 in the test file
     examples: dict[str, list[float] | None]  # each of MEASURES -> one number per example
-    figures: dict[str, float | None]  # each of FIGURES, RETRIEVAL_MEASURES and MAPPED_MEASURES -> its value
+    figures: dict[str, float | None]  # each of FIGURES and RANKING_MEASURES -> its value
     model: str | None  # fingerprint of the evaluated model
     views: str | None  # mode of the views whose similarity was measured: llm-jepa or step-jepa
     loaded: JsonObject  # how the model was loaded for training: dtype, chat template, attention
@@ -155,6 +160,11 @@ class EvaluatedRun:
     readout: str | None = None  # where the embeddings of retrieval were read
     ranked: str | None = None  # what retrieval ranked: views, and numbers of queries and candidates
     map_records: str | None = None  # which records the linear map in front of retrieval is fitted on, and by what
+    head_records: str | None = None  # which records the projection heads are trained on
+
+    def fitted_on(self, of_map: str) -> str | None:
+        """Return which records one of ``summary_text.MAPS`` is fitted on; None if there is no such map."""
+        return {"linear_map": self.map_records, "projection_heads": self.head_records}[of_map]
 
     def __repr__(self) -> str:
         return f"EvaluatedRun('{self.folder}', evaluation {self.evaluation}, seed {self.seed})"
@@ -232,7 +242,8 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         trained_on=_describe_trained_on(file, summary),
         readout=None if summary.retrieval is None else describe_readout(summary.retrieval.readout),
         ranked=None if summary.retrieval is None else _describe_ranked(summary.retrieval),
-        map_records=_describe_map_records(summary),
+        map_records=_describe_map_records(summary, "linear_map"),
+        head_records=_describe_map_records(summary, "projection_heads"),
         fingerprints=record.fingerprints or Fingerprints(),
         mixed=tuple(record.changes(mixed=True)),
         noted=tuple(record.changes(mixed=False)),
@@ -250,12 +261,21 @@ def _figures(results: Results, summary: _Summary) -> dict[str, float | None]:
         # None in runs of 0.1, which did not count FLOPs.
         "flops": results.flops,
         **_ranking_figures(RETRIEVAL_MEASURES, summary.retrieval),
-        **_ranking_figures(MAPPED_MEASURES, summary.retrieval and summary.retrieval.linear_map),
+        **{
+            name: value
+            for of_map, measures in MAP_MEASURES.items()
+            for name, value in _ranking_figures(measures, _behind(summary, of_map)).items()
+        },
     }
 
 
+def _behind(summary: _Summary, of_map: str) -> _MappedRanking | None:
+    """Return the retrieval behind one of ``summary_text.MAPS``; None if it was not measured."""
+    return None if summary.retrieval is None else summary.retrieval.behind(of_map)
+
+
 def _ranking_figures(measures: Sequence[str], ranking: _Ranking | None) -> dict[str, float | None]:
-    """Return each of :data:`RETRIEVAL_MEASURES` or :data:`MAPPED_MEASURES`; None if it was not measured."""
+    """Return each of :data:`RETRIEVAL_MEASURES` or of :data:`MAP_MEASURES`; None if it was not measured."""
     scores = [None if ranking is None else getattr(ranking, name) for name in RETRIEVAL_METRICS]
     return {name: score and score.mean for name, score in zip(measures, scores, strict=True)}
 
@@ -268,20 +288,20 @@ def _describe_ranked(ranking: _Ranking) -> str:
     return f"{queries} queries among {candidates} candidates (views {ranking.readout.get('views')})"
 
 
-def _describe_map_records(summary: _Summary) -> str | None:
-    """Describe what a linear map is fitted on: ``900 records of train.jsonl (sha256 0123456789ab)``; None for no map.
+def _describe_map_records(summary: _Summary, of_map: str) -> str | None:
+    """Describe what a map is fitted on: ``900 records of train.jsonl (sha256 0123456789ab)``; None for no map.
 
-    The same file has the same description under any folder. A summary without a ``fit`` is of a version that tried
+    The same file has the same description under any folder. A linear map without a ``fit`` is of a version that tried
     ridge regression alone.
     """
-    mapped = None if summary.retrieval is None else summary.retrieval.linear_map
+    mapped = _behind(summary, of_map)
     if mapped is None:
         return None
     records = "records" if mapped.records is None else counted(mapped.records, "record")
     asked = summary.settings.other.get("retrieval")
     digest = asked.get("linear_map") if isinstance(asked, dict) else None
     content = f" (sha256 {str(digest)[:12]})" if digest else ""
-    fits = ", by ridge regression alone" if mapped.fit is None else ""
+    fits = ", by ridge regression alone" if mapped.fit is None and of_map == "linear_map" else ""
     return f"{records} of {Path(mapped.file).name}{content}{fits}"
 
 

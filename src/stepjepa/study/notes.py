@@ -39,10 +39,13 @@ def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> It
             yield f"the {arms_of_kind} differ in readout of retrieval: {'; '.join(sorted(kind))}"
     if described := _different(arms, "ranked"):
         yield f"retrieval did not rank the same in all runs; where it did not, no difference is given: {described}"
-    if described := _different(arms, "map_records"):
-        fault = "the linear maps are not fitted on the same records, by the same fits, in all runs"
-        remedy = "no difference is given until they are evaluated again, with `overwrite`"
-        yield f"{fault}; where they are not, {remedy}: {described}"
+    for fact, fitted in {
+        "map_records": "the linear maps are not fitted on the same records, by the same fits,",
+        "head_records": "the projection heads are not trained on the same records",
+    }.items():
+        if described := _different(arms, fact):
+            remedy = "no difference is given until they are evaluated again, with `overwrite`"
+            yield f"{fitted} in all runs; where they are not, {remedy}: {described}"
     shares = dict.fromkeys(run.trained_on for run in runs if run.trained_on is not None)
     for share in shares:
         folders = [run.folder for run in runs if run.trained_on == share]

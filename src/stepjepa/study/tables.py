@@ -10,9 +10,17 @@ from stepjepa.base.columns import aligned_columns, numbered_names, wrapped
 from stepjepa.base.counting import counted
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import finite, spelled, visible_lines
-from stepjepa.evaluation.summary_text import score_words
+from stepjepa.evaluation.summary_text import MAPS, score_words
 from stepjepa.study.arms import Arm, ComparedArms, Difference
-from stepjepa.study.evaluated_run import FIGURES, HITS_AT_1, MAPPED_MEASURES, MEASURES, RETRIEVAL_MEASURES, readouts
+from stepjepa.study.evaluated_run import (
+    FIGURES,
+    HITS_AT_1,
+    MAP_MEASURES,
+    MEASURES,
+    RANKING_MEASURES,
+    RETRIEVAL_MEASURES,
+    readouts,
+)
 from stepjepa.study.statistics import PairedT, Spread
 from stepjepa.study.table import (
     FIGURE_FORMATS,
@@ -169,7 +177,7 @@ def _over_examples(comparison: ComparedArms) -> Table:
 
 
 def retrieval_tables(comparison: ComparedArms) -> list[Table]:
-    """Return the table of retrieval, and that of retrieval behind a linear map; none of what no arm has."""
+    """Return the table of retrieval, and that of retrieval behind each map; none of what no arm has."""
     base = comparison.baseline.name
     heads = ("arm", "seeds", *_RETRIEVAL_HEADS, *(f"Δ {head}" for head in _RETRIEVAL_HEADS[::2]))
     result = []
@@ -179,14 +187,15 @@ def retrieval_tables(comparison: ComparedArms) -> list[Table]:
             f"at 10; Δ: difference to {base} in points [95% interval] over the seeds that both have"
         )
         result.append(Table(f"{title}{_readouts(comparison)}", heads, rows))
-    if rows := _rankings(comparison, MAPPED_MEASURES):
-        beyond = [None if each is None else each.over_linear_map for each in _differences(comparison)]
-        rows = [[*row, _in_points(test)] for row, test in zip(rows, beyond, strict=True)]
-        title = (
-            f"Retrieval behind a linear map; last column: hits at 1 of the arm as it is, over those of {base} behind "
-            "the map, which costs no training of the model"
-        )
-        result.append(Table(title, (*heads, f"Δ as it is to {base} behind the map"), rows))
+    for of_map, (name, short) in MAPS.items():
+        if rows := _rankings(comparison, MAP_MEASURES[of_map]):
+            beyond = [None if each is None else each.over(of_map) for each in _differences(comparison)]
+            rows = [[*row, _in_points(test)] for row, test in zip(rows, beyond, strict=True)]
+            title = (
+                f"Retrieval behind {name}; last column: hits at 1 of the arm as it is, over those of {base} behind "
+                f"{short}, without training of the model"
+            )
+            result.append(Table(title, (*heads, f"Δ as it is to {base} behind {short}"), rows))
     return result
 
 
@@ -316,7 +325,7 @@ def as_json(comparison: ComparedArms) -> str:
 
 def _arm_json(arm: Arm, difference: Difference | None) -> JsonObject:
     """Return the numbers of an arm, of its difference from the baseline, and of each of its runs."""
-    names = (*MEASURES, *FIGURES, *RETRIEVAL_MEASURES, *MAPPED_MEASURES)
+    names = (*MEASURES, *FIGURES, *RANKING_MEASURES)
     tests = {**vars(difference), **difference.measures, **difference.retrieval} if difference else {}
     against_baseline = {
         name: _plain(test) for name, test in tests.items() if name not in ("measures", "retrieval", "by_seed")

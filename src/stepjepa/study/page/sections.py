@@ -12,7 +12,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import spelled
 from stepjepa.config.jepa import NEEDS_VIEWS
 from stepjepa.evaluation.output import RETRIEVAL_METRICS
-from stepjepa.evaluation.summary_text import describe_readout
+from stepjepa.evaluation.summary_text import MAPS, describe_readout
 from stepjepa.store.metric_names import HELD_OUT, set_and_metric
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.page.charts import Look, curves, run_legend
@@ -111,12 +111,13 @@ def _known(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> T
 
 
 def _retrieval(name: str, summaries: Mapping[str, JsonObject]) -> list[Table]:
-    """Return the tables of retrieval in an evaluation, as it is and behind a linear map; none of what no run has."""
+    """Return the tables of retrieval in an evaluation, as it is and behind each map; none of what no run has."""
     as_it_is = {run: summary.get("retrieval") or {} for run, summary in summaries.items()}
-    mapped = {run: retrieval.get("linear_map") or {} for run, retrieval in as_it_is.items()}
     title = f"Evaluation {name}: right answers by embeddings"
     tables = [(f"{title}. Intervals are of 95%, for the choice of examples", as_it_is)]
-    tables += [(f"{title} behind a linear map, which is fitted on known pairs", mapped)]
+    for of_map, (words, _) in MAPS.items():
+        mapped = {run: retrieval.get(of_map) or {} for run, retrieval in as_it_is.items()}
+        tables.append((f"{title} behind {words}, fitted on known pairs", mapped))
     heads = ("run", "hits at 1", "hits at 10", "MRR", "nDCG@10", "queries", "candidates", "read at")
     return [
         Table(heading, heads, [(run, *_ranking_cells(ranking)) for run, ranking in rankings.items()])
