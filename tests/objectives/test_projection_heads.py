@@ -65,6 +65,14 @@ def test_heads_are_those_of_a_plain_loop() -> None:
         np.testing.assert_allclose(actual / length, expected, atol=1e-4)
 
 
+def test_a_fit_leaves_the_generators_of_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch.manual_seed`` seeds them, too, and nothing would bring back their state."""
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    fit_heads(*random_sides(5), np.arange(5), lambda _: 0.0, epochs=1)
+    assert seeded == []
+
+
 def test_heads_of_the_best_look_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     sides, same = random_sides(23), np.arange(23)
     ranks = iter((0.25, 0.5, 0.5, 0.125))

@@ -126,7 +126,7 @@ def fit_heads(
     epochs = min(epochs, max(1, MOST_STEPS // of_epoch))
     best: tuple[float, ProjectionHeads] | None = None
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         source, target = _Head(before), _Head(wanted)
         weights = [*source.parameters(), *target.parameters()]
         optimizer = torch.optim.AdamW(weights, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
