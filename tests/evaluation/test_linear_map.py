@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -337,7 +338,8 @@ def test_an_evaluation_with_projection_heads(run: Path, capsys: pytest.CaptureFi
     assert mapped["mrr"]["mean"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
     details = format_summary(summary, details=True)
     assert "behind the projection heads, mean reciprocal rank of the nearest right answer: " in details
-    assert f"training of the projection heads: {mapped['epochs']} epoch" in details
+    # Why they are fitted on fewer records than the map is.
+    assert re.search(r"heads: \d+ epochs?, chosen by records that they are not trained on", details)
     settings = {"task": "generic", "max_new_tokens": 3, "retrieval": True, "linear_map": known}
     scores = stepjepa.evaluate(
         run, run.parent / "test.jsonl", output_file=run / "test.jsonl", **settings, projection_heads=True

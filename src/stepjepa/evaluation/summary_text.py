@@ -174,7 +174,8 @@ def _projection_heads(mapped: JsonObject | None) -> Iterator[str]:
     """Yield the figures of retrieval behind projection heads, if there are any, and how long they were trained."""
     if mapped is not None:
         yield from (f"behind the projection heads, {line}" for line in _retrieval(mapped))
-        yield f"training of the projection heads: {counted(mapped['epochs'], 'epoch')}"
+        epochs = counted(mapped["epochs"], "epoch")
+        yield f"training of the projection heads: {epochs}, chosen by records that they are not trained on"
 
 
 def _score(score: JsonObject, n: int, noun: str = "example") -> str:
