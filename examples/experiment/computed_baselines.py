@@ -14,8 +14,10 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from stepjepa.data.record import Record
-from stepjepa.objectives.projection_heads import EPOCHS, EPOCHS_TRIED, ProjectionHeads, fit_heads
+from stepjepa.objectives.projection_heads import EPOCHS, ProjectionHeads, fit_heads
 
+EPOCHS_TRIED = 10
+"""Of the heads that choose where embeddings are read; there are thousands of pairs."""
 WEAK, STEPS_OF_CLASSIFIER = 100.0, 300
 """Of logistic regression: inverse of its penalty, which is weak, and most steps."""
 

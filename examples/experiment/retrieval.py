@@ -57,7 +57,7 @@ from stepjepa.evaluation.output import RETRIEVAL_METRICS
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.models.loading import load_for_inference, load_model
 from stepjepa.objectives.linear_map import FITS, Fit, LinearMap, fit_linear_maps
-from stepjepa.objectives.projection_heads import fit_heads
+from stepjepa.objectives.projection_heads import EPOCHS, fit_heads
 from stepjepa.objectives.reading import embedding_config
 from stepjepa.objectives.view_embeddings import ReadoutPlace
 from stepjepa.store.record import trained_objective
@@ -177,7 +177,7 @@ def of_run(
         rows.append(row({**about, "method": f"trained, {method}", "choice": words_of_map}, *sides, test))
     if test.data.computed:
         same = asked(test.data, train[parts[0]]).same
-        _, heads = fit_heads(*fitted, same, lambda heads: reciprocal_rank(*heads(*held_out), chosen))
+        _, heads = fit_heads(*fitted, same, lambda heads: reciprocal_rank(*heads(*held_out), chosen), epochs=EPOCHS)
         about_heads = {**about, "method": "trained, heads", "choice": f"{words}, {heads.epochs} epochs"}
         rows.append(row(about_heads, *heads(views.source, views.target), test))
     if about["seed"] == ONE_SEED:

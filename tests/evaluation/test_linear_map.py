@@ -22,10 +22,12 @@ from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.questions import not_in_test
 from stepjepa.data.record import Record
+from stepjepa.evaluation import map_fitting
 from stepjepa.evaluation.map_fitting import choose_readout, draw_pairs, fit_map, fit_projection_heads, places_to_try
 from stepjepa.evaluation.mapped_retrieval import rank_behind_map
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.evaluation.summary_text import format_summary
+from stepjepa.objectives import projection_heads
 from stepjepa.objectives.embedding import normalised
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.linear_map import FITS, Fit, fit_linear_maps
@@ -168,8 +170,10 @@ class Watched:
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
+        self.places: list[Sequence[ReadoutPlace]] = []
 
     def at(self, given: Sequence[Record], places: Sequence[ReadoutPlace]) -> dict[ReadoutPlace, ViewEmbeddings]:
+        self.places.append(places)
         self.asked.append([str(record.messages[0]["content"]) for record in given])
         drawn = np.random.default_rng(len(given)).normal(size=(2, len(given), 3))
         return {place: pairs(*drawn) for place in places}
@@ -199,6 +203,14 @@ def test_maps_that_are_compared_know_no_other_answer_to_a_question() -> None:
     assert (len(known), len(held_out)) == (18, 2)
 
 
+@pytest.fixture
+def short_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Projection heads of as many epochs as thousands of pairs have."""
+    monkeypatch.setattr(projection_heads, "FEWEST_STEPS", 0)
+    monkeypatch.setattr(map_fitting, "STEPS_TRIED", 30)
+
+
+@pytest.mark.usefixtures("short_heads")
 def test_projection_heads_know_no_question_that_chooses_them() -> None:
     """Of each record that has a question a second time, in capitals, either both are held out or none is known."""
     twice = [*records(TWENTY, "known"), *records([text.upper() for text in TWENTY], "known")]
@@ -206,23 +218,26 @@ def test_projection_heads_know_no_question_that_chooses_them() -> None:
     drawn = draw_pairs(watched, twice, places_to_try(CONFIG, layers=1), file=None)  # type: ignore[arg-type]
     heads = fit_projection_heads(drawn)
     tried, held_out, known = watched.asked
+    assert len(watched.places[-1]) == map_fitting.FINALISTS < len(watched.places[0])
     assert len(held_out) == 4 and heads.records == len(known) == len(tried) == 32
     assert not {text.casefold() for text in known} & {text.casefold() for text in held_out}
     assert heads.place in places_to_try(CONFIG, layers=1)
 
 
-def test_the_place_where_projection_heads_find_held_out_pairs_is_chosen() -> None:
+@pytest.mark.usefixtures("short_heads")
+@pytest.mark.parametrize("count", [2, 5])  # without and with a short training before
+def test_the_place_where_projection_heads_find_held_out_pairs_is_chosen(count: int) -> None:
     generator = np.random.default_rng(7)
     sources, noise = generator.normal(size=(2, 61, 5))
     texts = records([f"number {number}" for number in range(61)], "question")
-    places = [ReadoutPlace(0, "mean"), ReadoutPlace(3, "last")]
+    places = [ReadoutPlace(layer, "last") for layer in range(count)]
 
     class Embedder(Watched):
         def at(self, given: Sequence[Record], places: Sequence[ReadoutPlace]) -> dict[ReadoutPlace, ViewEmbeddings]:
             rows = [texts.index(record) for record in given]
             return {place: pairs(sources[rows], (noise, sources**3)[place == right][rows]) for place in places}
 
-    for right in places:
+    for right in (places[0], places[-1]):
         assert fit_projection_heads(draw_pairs(Embedder(), texts, places, file=None)).place == right  # type: ignore[arg-type]
 
 
@@ -312,6 +327,7 @@ def test_an_evaluation_with_a_linear_map(run: Path, capsys: pytest.CaptureFixtur
     assert "linear_map_hits_at_1" in scores.names
 
 
+@pytest.mark.usefixtures("short_heads")
 def test_an_evaluation_with_projection_heads(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = run.parent / "known.jsonl"
     assert evaluate(run, "--retrieval", "--linear_map", known, "--projection_heads") == 0

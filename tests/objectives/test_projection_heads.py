@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from stepjepa.objectives import projection_heads
 from stepjepa.objectives.linear_map import fit_linear_maps
-from stepjepa.objectives.projection_heads import EVERY, ProjectionHeads, fit_heads
+from stepjepa.objectives.projection_heads import EVERY, ProjectionHeads, epochs_of, fit_heads
 
 Sides = tuple[Any, Any]
 
@@ -73,7 +72,24 @@ def test_a_fit_leaves_the_generators_of_gpus_alone(monkeypatch: pytest.MonkeyPat
     assert seeded == []
 
 
-def test_heads_of_the_best_look_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "steps", "epochs"),
+    [
+        (7000, None, 60),  # 55 steps an epoch
+        (300, None, 334),  # 3 steps, so that there are 1,000
+        (20, None, 1000),
+        (50_000, None, 12),  # 391 steps, at most 5,000
+        (1_000_000, None, 1),
+        (1000, 320, 40),
+        (300, 320, 107),
+        (100_000, 320, 1),
+    ],
+)
+def test_epochs_by_hand(pairs: int, steps: int | None, epochs: int) -> None:
+    assert epochs_of(pairs, steps) == epochs
+
+
+def test_heads_of_the_best_look_are_returned() -> None:
     sides, same = random_sides(23), np.arange(23)
     ranks = iter((0.25, 0.5, 0.5, 0.125))
     looks: list[int] = []
@@ -84,15 +100,12 @@ def test_heads_of_the_best_look_are_returned(monkeypatch: pytest.MonkeyPatch) ->
 
     highest, heads = fit_heads(*sides, same, rank, epochs=3 * EVERY + 2)
     assert looks == [EVERY, 2 * EVERY, 3 * EVERY, 3 * EVERY + 2]
-    assert (highest, heads.epochs) == (0.5, 2 * EVERY)
+    # Of equal ones the later.
+    assert (highest, heads.epochs) == (0.5, 3 * EVERY)
     # The weights are those of that look, not of the end.
-    _, earlier = fit_heads(*sides, same, lambda each: float(each.epochs == 2 * EVERY), epochs=3 * EVERY + 2)
+    _, earlier = fit_heads(*sides, same, lambda each: float(each.epochs == 3 * EVERY), epochs=3 * EVERY + 2)
     _, last = fit_heads(*sides, same, lambda each: float(each.epochs), epochs=3 * EVERY + 2)
     assert np.array_equal(heads(*sides)[0], earlier(*sides)[0]) and not np.allclose(heads(*sides)[0], last(*sides)[0])
-    # Many pairs have fewer epochs, but at least one.
-    for steps, epochs in ((4, 4), (0, 1)):
-        monkeypatch.setattr(projection_heads, "MOST_STEPS", steps)
-        assert fit_heads(*sides, same, lambda _: 0.0)[1].epochs == epochs
 
 
 def test_heads_find_what_no_linear_map_does() -> None:

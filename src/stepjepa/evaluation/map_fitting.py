@@ -22,11 +22,14 @@ from stepjepa.data.summarising import system_prompts
 from stepjepa.evaluation.retrieval import rank_targets
 from stepjepa.objectives.linear_map import FITS, Fit, FittedMap, fit_linear_maps
 from stepjepa.objectives.pair_embedding import PairEmbedder
-from stepjepa.objectives.projection_heads import EPOCHS, EPOCHS_TRIED, FittedHeads, ProjectionHeads, fit_heads
+from stepjepa.objectives.projection_heads import STEPS_TRIED, FittedHeads, ProjectionHeads, epochs_of, fit_heads
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 
 MOST_COMPARED = 1000
 """Most records that maps are fitted on while places and fits are compared, and most that they are compared on."""
+
+FINALISTS = 3
+"""Places behind which projection heads are trained to the end."""
 
 FEWEST_RECORDS = 20
 """Fewest records with a pair that a map is fitted on."""
@@ -137,16 +140,17 @@ def fit_map(drawn: DrawnPairs) -> FittedMap:
 def fit_projection_heads(drawn: DrawnPairs) -> FittedHeads:
     """Train projection heads on the pairs of all records that are not held out.
 
-    The place is that behind which heads of a few epochs, trained on the known pairs, rank the held-out pairs best by
-    mean reciprocal rank; so are the epochs chosen of the heads that are returned.
+    Everything is chosen by the mean reciprocal rank of the held-out pairs: the :data:`FINALISTS` places with the best
+    heads of a short training on the known pairs, of these the place with the best heads of all records, and the epochs.
     """
     places = [*drawn.held_out]
-    place = places[0]
-    if len(places) > 1:
-        place = max(tqdm(places, "projection heads, readouts", disable=None), key=lambda each: _tried(drawn, each))
-    pairs = drawn.embedder.at(_others(drawn), [place])[place]
-    _, heads = _fitted(drawn, place, pairs, EPOCHS, progress=True)
-    return FittedHeads(heads, place, len({*pairs.record.tolist()}))
+    if len(places) > FINALISTS:
+        ranks = {place: _tried(drawn, place) for place in tqdm(places, "projection heads, readouts", disable=None)}
+        places = sorted(places, key=lambda place: -ranks[place])[:FINALISTS]
+    known = drawn.embedder.at(_others(drawn), places)
+    fitted = {place: _fitted(drawn, place, pairs, progress=True) for place, pairs in known.items()}
+    place = max(places, key=lambda each: fitted[each][0])
+    return FittedHeads(fitted[place][1], place, len({*known[place].record.tolist()}))
 
 
 def _others(drawn: DrawnPairs) -> Sequence[Record]:
@@ -156,19 +160,21 @@ def _others(drawn: DrawnPairs) -> Sequence[Record]:
 
 
 def _tried(drawn: DrawnPairs, place: ReadoutPlace) -> float:
-    """Return the rank of held-out pairs behind heads of a few epochs."""
-    return _fitted(drawn, place, drawn.known[place], EPOCHS_TRIED, progress=False)[0]
+    """Return the rank of held-out pairs behind heads of a short training."""
+    return _fitted(drawn, place, drawn.known[place], STEPS_TRIED)[0]
 
 
 def _fitted(
-    drawn: DrawnPairs, place: ReadoutPlace, pairs: ViewEmbeddings, epochs: int, *, progress: bool
+    drawn: DrawnPairs, place: ReadoutPlace, pairs: ViewEmbeddings, steps: int | None = None, *, progress: bool = False
 ) -> tuple[float, ProjectionHeads]:
+    """Train heads on some pairs, for so many steps or to the end; return the rank of held-out pairs, and the heads."""
     config, held_out = drawn.embedder.reader.config, drawn.held_out[place]
     names = [None] * (int(held_out.record.max()) + 1)
 
     def rank(heads: ProjectionHeads) -> float:
         return rank_targets(heads.of_pairs(held_out), names, config).means()["mrr"]
 
+    epochs = epochs_of(len(pairs.source), steps)
     return fit_heads(pairs.source, pairs.target, pairs.same_target, rank, epochs=epochs, progress=progress)
 
 

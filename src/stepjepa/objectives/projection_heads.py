@@ -23,10 +23,12 @@ from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 WIDTH, DIMENSIONS = 512, 128
 """Of the hidden layer, and of what heads return."""
 BATCH, LEARNING_RATE, WEIGHT_DECAY = 128, 1e-3, 0.01
-EPOCHS, EPOCHS_TRIED = 60, 10
-"""Of the heads that are taken, and of those that choose where embeddings are read."""
-MOST_STEPS = 5000
-"""Of a training: many pairs have fewer epochs, but at least one."""
+EPOCHS = 60
+FEWEST_STEPS, MOST_STEPS = 1000, 5000
+"""Of the heads that are taken: few pairs have more epochs, many pairs fewer."""
+STEPS_TRIED = 320
+"""Of the heads that choose where embeddings are read. With a quarter of them all heads find little, and the input
+embeddings may look best."""
 EVERY = 5
 """Epochs between two looks at held-out pairs; the last epoch is looked at, too."""
 
@@ -94,13 +96,24 @@ class _Head(nn.Module):
         return mapped
 
 
+def epochs_of(pairs: int, steps: int | None = None) -> int:
+    """Return how many epochs heads of some number of pairs are trained: those of ``steps`` if it is given, rounded up.
+
+    Otherwise they are :data:`EPOCHS`, or those of at least :data:`FEWEST_STEPS` and at most :data:`MOST_STEPS` steps.
+    """
+    of_epoch = -(-pairs // BATCH)
+    if steps is not None:
+        return -(-steps // of_epoch)
+    return max(1, min(max(EPOCHS, -(-FEWEST_STEPS // of_epoch)), MOST_STEPS // of_epoch))
+
+
 def fit_heads(
     sources: _Embeddings,
     targets: _Embeddings,
     same: NDArray[np.int64],
     rank: Callable[[ProjectionHeads], float],
     *,
-    epochs: int = EPOCHS,
+    epochs: int,
     seed: int = 0,
     progress: bool = False,
 ) -> tuple[float, ProjectionHeads]:
@@ -114,16 +127,15 @@ def fit_heads(
         targets: ``[N, D]`` embeddings of their targets.
         same: ``[N]``, equal for targets of the same text.
         rank: of heads, the mean reciprocal rank of held-out pairs, which says when training was best.
-        epochs: of the training, at least 1; fewer where they would have more than :data:`MOST_STEPS` steps.
+        epochs: of the training, at least 1; see :func:`epochs_of`.
         seed: of the first weights and of the order of the pairs.
         progress: show a bar of the epochs on a terminal.
 
     Returns:
-        The highest of these ranks, and the heads that have it.
+        The highest of these ranks, and the heads that had it last.
     """
     before, wanted, answers, loss = *map(torch.as_tensor, (sources, targets, same)), InfoNCE()
     of_epoch = -(-len(answers) // BATCH)
-    epochs = min(epochs, max(1, MOST_STEPS // of_epoch))
     best: tuple[float, ProjectionHeads] | None = None
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.default_generator.manual_seed(seed)
@@ -142,7 +154,7 @@ def fit_heads(
             if epoch % EVERY == 0 or epoch == epochs:
                 now = ProjectionHeads(copy.deepcopy(source), copy.deepcopy(target), epoch)
                 ranked = rank(now)
-                if best is None or ranked > best[0]:
+                if best is None or ranked >= best[0]:
                     best = ranked, now
     assert best is not None
     return best
