@@ -213,12 +213,13 @@ def without_model(train: Sequence[Record], test: Asked) -> list[dict[str, Any]]:
     return [*rows, row(named, source, target, test)]
 
 
-def untrained(train: Sequence[Record], test: Asked, layers: Sequence[int] | None = None) -> list[dict[str, Any]]:
-    """The rows of a model before training."""
+def untrained(
+    train: Sequence[Record], test: Asked, seed: str, layers: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """The rows of a model before training; ``seed`` draws the weights of a preset."""
     texts = (message["content"] for record in train for message in record.messages)
-    model, tokenizer = load_model(test.data.model, texts=texts, predictors=0, seed=int(ONE_SEED))
-    about = {"seed": ONE_SEED, "arm": "untrained"}
-    return without_objective(about, at_layers(model, tokenizer, layers), train, test)
+    model, tokenizer = load_model(test.data.model, texts=texts, predictors=0, seed=int(seed))
+    return without_objective({"seed": seed, "arm": "untrained"}, at_layers(model, tokenizer, layers), train, test)
 
 
 def replace_answer(record: Record, answer: str) -> Record:
@@ -246,8 +247,13 @@ def main(argv: list[str] | None = None) -> int:
     train, test = read_records(data.train), asked(data, read_records(data.test)[: data.queries], equal=True)
     if args.baselines:
         rows = [each for each in rows if each["arm"] not in ("none", "untrained")]
-        rows += [*without_model(train, test), *untrained(train, test, args.layers)]
-        write(rows, args.file)
+        # A model before training for each seed of the others; a pretrained one is the same for all.
+        seeds = {each["seed"] for each in rows} if data.model.startswith("preset:") else set()
+        rows += without_model(train, test)
+        for seed in sorted(seeds) or [ONE_SEED]:
+            rows += untrained(train, test, seed, args.layers)
+            write(rows, args.file)
+            print(f"{args.file}: untrained, seed {seed}")
     for name, arm, seed in trials(args.sweep) if args.sweep else ():
         known = any((each["arm"], each["seed"]) == (arm, seed) for each in rows)
         if not known and trained(args.sweep / name):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import pandas as pd
@@ -121,10 +122,10 @@ def difference(
 ) -> PairedT | None:
     """Return the t-test over the seeds of two models (arm, method), in points; None without a common seed.
 
-    The model before training is one for all seeds: what is tested against it says nothing about other such models.
+    A pretrained model is one for all seeds: what is tested against it says nothing about other such models.
     """
     first, second = (of_model(rows, *each)[column].dropna() for each in (ours, theirs))
-    if theirs[0] == UNTRAINED and len(second):
+    if theirs[0] == UNTRAINED and len(second) == 1:
         # One model for all seeds: its own variation from seed to seed is in no interval.
         second = pd.Series(second.mean(), first.index)
     seeds = first.index.intersection(second.index)
@@ -138,20 +139,20 @@ def plain_of(rows: pd.DataFrame, arm: str) -> str:
 
 
 def better_plain(rows: pd.DataFrame, arm: str) -> tuple[str, str]:
-    """Return the model without a JEPA objective whose reading finds most: plain training for the FLOPs of an arm.
+    """Return the model without a JEPA objective whose reading finds most, and the reading.
 
-    Where that was not read behind a canonical map with all seeds of the arm, it is the model before any training, if
-    its canonical map finds more.
+    It is plain training for the FLOPs of an arm, or the model before any training; both with all seeds of the arm.
+    Where plain training was not read behind a canonical map with all of them, the model before training counts with
+    the seeds that it has.
     """
     plain, seeds = plain_of(rows, arm), set(of_model(rows, arm, "trained").index)
-    hits, complete = {}, set(OF_ALL_SEEDS)
-    for method in READINGS:
-        runs = of_model(rows, plain, method)[HITS].dropna()
-        if len(runs) and (seeds <= set(runs.index) or method in complete):
-            hits[plain, method] = runs.mean()
-            complete.add(method)
+    hits = {}
+    for model, method in product((plain, UNTRAINED), READINGS):
+        runs = of_model(rows, model, method)[HITS].dropna()
+        if len(runs) and (seeds <= set(runs.index) or (model == plain and method in OF_ALL_SEEDS)):
+            hits[model, method] = runs.mean()
     before = of_model(rows, UNTRAINED, "canonical")[HITS].dropna()
-    if len(before) and "canonical" not in complete:
+    if len(before) and (plain, "canonical") not in hits:
         hits[UNTRAINED, "canonical"] = before.mean()
     return max(hits, key=lambda model: hits[model], default=(plain, "ridge"))
 

@@ -522,10 +522,15 @@ def test_readme_says_where_infonce_finds_more_than_any_linear_map(
     )
     row = "| `synth`, 2 seeds | – | 60.0 (before training) | 60.0 | +0.0 [-76.2, +76.2] | – |"
     assert claims.summary(equal).splitlines()[2:] == [row]
-    # Plain training has a map of every seed that is as strong in kind, so the model before training is none.
+    # Plain training has a map of every seed that is as strong in kind, so one model before training is none.
     of_plain = {"canonical": {"82": 41, "23": 49}, "heads": {"82": 53, "23": 55}}
     row = "| `synth`, 2 seeds | – | 54.0 (plain training, projection heads) | 60.0 | +6.0 [-57.5, +69.5] | – |"
     assert claims.summary(sets({"82": 54, "23": 66}, 60, **of_plain)).splitlines()[2:] == [row]
+    # With every seed it is, and is paired by seed: 54 - 53 and 66 - 59.
+    rows = {plain: {"82": 40, "23": 50}, ("untrained", "heads"): {"82": 53, "23": 59}, infonce: {"82": 54, "23": 66}}
+    retrieval.write(rows_of_retrieval(rows), tmp_path / "retrieval.csv")
+    row = "| `synth`, 2 seeds | – | 56.0 (before training, projection heads) | 60.0 | +4.0 [-34.1, +42.1] | – |"
+    assert claims.summary(module.data_sets(table)).splitlines()[2:] == [row]
 
 
 def arms_on_a_gpu(on_gpu: ModuleType, folder: Path, names: str) -> list:
