@@ -165,18 +165,17 @@ def plane(table: pd.DataFrame) -> Figure:
         axis.set_axis_off()
     labels: dict[str, Any] = {}
     for axis, each in zip(axes, sets, strict=False):
+        before: list[float] = []
         for model, part in models_with_runs(each.rows):
             if model.arm == UNTRAINED:
-                if model.method == "canonical":
-                    line = axis.axhline(part.hits_at_1.mean(), color="black", linestyle="--", linewidth=1)
-                    labels.setdefault("canonical map, model before training (no answers)", line)
+                before.append(part.hits_at_1.mean())
                 continue
             shade = OTHER if model.arm == "none" else colour(model.arm)
             if model.arm == "none" and part.right.isna().all():
                 line = axis.axhline(part.hits_at_1.mean(), color=shade, linestyle=":", linewidth=1)
                 labels.setdefault("TF-IDF, words and characters (no answers)", line)
                 continue
-            behind_map = model.method.endswith(("ridge", "canonical", "classifier"))
+            behind_map = model.method.endswith(("ridge", "canonical", "classifier", "heads"))
             look: Any = {"color": shade, "alpha": 0.8, "markersize": 8, "fillstyle": "none" if behind_map else "full"}
             (points,) = axis.plot(part.right, part.hits_at_1, MARKS.get(model.arm, OTHER_ARM), **look)
             if not behind_map:
@@ -184,6 +183,9 @@ def plane(table: pd.DataFrame) -> Figure:
                 words = model.words.replace("`", "") if length is None else f"plain training, {length}"
                 words = words if model.arm in MARKS else "other weights, losses and partners"
                 labels.setdefault(words, points)
+        if before:
+            line = axis.axhline(max(before), color="black", linestyle="--", linewidth=1)
+            labels.setdefault("best map, model before training (no answers)", line)
         axis.set_title(f"{each.name.replace('`', '')}: {each.seeds}")
         axis.set_xlabel("right answers, %")
         # Marks at 0 and 100 are whole.
@@ -192,7 +194,7 @@ def plane(table: pd.DataFrame) -> Figure:
         axis.grid(alpha=0.3)
     for axis in axes[::columns]:
         axis.set_ylabel("hits at 1, %")
-    (labels["hollow marks: behind a linear map"],) = axes[0].plot(
+    (labels["hollow marks: behind a map, fitted on pairs"],) = axes[0].plot(
         [], [], "o", color="black", fillstyle="none", markersize=8
     )
     figure.legend(labels.values(), labels.keys(), fontsize=7, loc="outside lower center", ncols=3)
