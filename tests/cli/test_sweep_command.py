@@ -74,6 +74,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"evaluate": {"max_new_tokens": "x"}},
         "evaluate.max_new_tokens: argument --max_new_tokens: expected 1 or more",
     ),
+    # Every model was trained before its evaluation was refused.
+    ({"evaluate": {"projection_heads": True}}, "evaluate.projection_heads: `projection_heads` does nothing without"),
+    ({"evaluate": {"retrieval": True, "linear_map": "nowhere.jsonl"}}, "evaluate.linear_map: nowhere.jsonl: no such"),
+    ({"evaluate": {"task": "nowhere:Task"}}, "evaluate.task: "),
+    ({"evaluate": {"load_in_4bit": True, "load_in_8bit": True}}, "evaluate.load_in_4bit: "),
     ({"lbd": 1}, "lbd: unknown key; expected train, evaluate, arms, seeds, baseline; flags of train and of evaluate"),
     ({"seeds": ["x"]}, "seeds: expected different whole numbers"),
     # Of a list outside of an arm the second value was an unknown argument of the first arm.

@@ -22,6 +22,7 @@ from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.parser import as_arguments
 from stepjepa.config.option import FROM_ONE, check_effects, option
 from stepjepa.config.run import RunConfig
+from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.models.names import check_base
 from stepjepa.store.record import read_record
 
@@ -96,6 +97,12 @@ def _read_evaluate(flags: JsonObject) -> list[str]:
     arguments = as_arguments(flags)
     args = parse("evaluate", [*arguments, "--model_path=.", "--output_file=."])
     existing_file(args.test_file, "--test_file")
+    if args.linear_map is not None:
+        existing_file(args.linear_map, "--linear_map")
+    names = EvaluationSettings.flat_names()
+    values = {name: value for name, value in vars(args).items() if name in names}
+    # Any file that may be written; each trial has its own.
+    EvaluationSettings.from_flat({**values, "output_file": f"{args.test_file}.answers.jsonl"})
     return arguments
 
 
