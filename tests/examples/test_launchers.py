@@ -57,10 +57,10 @@ def test_a_job_script(script: Path) -> None:
 
 
 SRUN = """#!/bin/bash
-trap 'echo stopped; exit 9' TERM
+trap 'echo stopped; kill $!; exit 9' TERM
 echo begun
 [ "$ENDS_WITH" = none ] || exit "$ENDS_WITH"
-sleep 60 & wait
+sleep 60 > /dev/null & wait
 """
 
 
