@@ -92,7 +92,6 @@ class _MappedRanking(_Ranking):
     file: str = "an unknown file"
     records: int | None = None
     fit: str | None = None
-    epochs: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
