@@ -105,7 +105,7 @@ tour: setup  ## run examples/tour.ipynb again and store its outputs, two minutes
 	$(BIN)/python docs/site/tour.py
 
 pictures: setup  ## draw the pictures of docs/design.md again, about a minute
-	$(BIN)/python docs/site/pictures.py
+	$(BIN)/python docs/site/design_pictures.py
 
 bench: setup  ## measure training against TRL, evaluation against one prompt at a time
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -74,7 +74,7 @@ def damage(chance: random.Random, file: Path) -> str:
 def make_arms(folder: Path) -> list[Path]:
     """Two seeds of two arms, evaluated."""
     data = {"train": {"file": "train.jsonl", "records": 9, "sha256": "d" * 64}, "eval": None}
-    about = {"data": data, "lora": {"rank": 16, "alpha": None, "dropout": 0.0}, "flops": 3e12}
+    about: dict[str, Any] = {"data": data, "lora": {"rank": 16, "alpha": None, "dropout": 0.0}, "flops": 3e12}
     about["loaded"] = {"dtype": "float32", "chat_template": "x"}
     return [
         make_run(folder / f"{mode}-{seed}", right, seed=seed, jepa={"mode": mode}, **about)

@@ -36,7 +36,7 @@ _CODE = re.compile(r"^(?:```[\s\S]*?^```|(?: {4}.*\n)+)|`[^`\n]+`", re.MULTILINE
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Formulas."""
-    config.markdown_extensions.append(Formulas())
+    config.markdown_extensions.append(Formulas())  # type: ignore[arg-type]  # mkdocs passes it on to Markdown, which takes objects
     return config
 
 

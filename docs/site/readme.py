@@ -15,6 +15,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,11 @@ def _place(name: str) -> re.Pattern[str]:
     return re.compile(rf"(<!-- {name} -->\n)(?:```text\n(.*?)\n```\n)?(<!-- end -->)", re.DOTALL)
 
 
+def _filled(output: str, place: re.Match[str]) -> str:
+    """The place of an output, with that in it."""
+    return f"{place[1]}```text\n{output}\n```\n{place[3]}"
+
+
 PARTS = {"output": printed, "output of search": searched}
 
 
@@ -104,7 +110,7 @@ def main() -> int:
         return int(bool(wrong))
     text = README.read_text(encoding="utf-8")
     for name, output in outputs.items():
-        text = _place(name).sub(lambda match, output=output: f"{match[1]}```text\n{output}\n```\n{match[3]}", text)
+        text = _place(name).sub(partial(_filled, output), text)
     README.write_text(text, encoding="utf-8")
     return 0
 

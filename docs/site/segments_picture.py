@@ -41,11 +41,17 @@ def row_and_calls() -> tuple[Rows, Calls]:
     return rows, calls(rows.segments, COSTS)
 
 
+def trees_of(rows: Rows) -> Trees:
+    """The prefix trees of packed rows."""
+    start, end, positions = map(torch.from_numpy, (rows.start, rows.end, rows.positions))
+    return Trees(start, end, positions)
+
+
 def titles() -> tuple[str, str]:
     """Return the titles of the two panels."""
     rows, calls = row_and_calls()
     tokens = rows.ids.size
-    visible = int(dense(Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)))).sum())
+    visible = int(dense(trees_of(rows)).sum())
     return (
         f"under a mask: {tokens} x {tokens} = {tokens**2:,} pairs, of which {visible} are seen",
         f"by segments: {len(calls.shapes)} calls, {calls.scores} pairs",
@@ -62,7 +68,7 @@ def draw(file: Path = FILE) -> None:
     assert rows.segments is not None
     tokens, number = rows.ids.size, len(rows.segments.first)
     segment = np.repeat(np.arange(number), rows.segments.queries)  # of each column
-    trees = Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)))
+    trees = trees_of(rows)
     visible = dense(trees)[0, 0].numpy()
     colours = ListedColormap(["#FFFFFF", UNSEEN, *PALETTE[:number]])
     with rc_context({"svg.hashsalt": "segments", "svg.fonttype": "none"}):
@@ -80,7 +86,7 @@ def draw(file: Path = FILE) -> None:
 def drawn_calls(made: Calls, segment: NDArray[np.int64], tokens: int) -> NDArray[np.int64]:
     """The calls below each other, each segment of a call as a block of queries against keys."""
     blocks = []
-    for call in made.each():
+    for call in made.split():
         for row in range(call.shape.segments):
             queries, keys = int(call.query_count[row]), int(call.key_count[row])
             block = np.zeros((call.shape.queries + 1, tokens), np.int64)

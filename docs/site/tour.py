@@ -9,6 +9,7 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -28,7 +29,7 @@ def execute(notebook: nbformat.NotebookNode, folder: str | os.PathLike[str]) -> 
     # The default limits, of a minute for the kernel and seconds for its output, are too short for a busy machine.
     limits = {"timeout": None, "startup_timeout": 600, "iopub_timeout": 600}
     where = {"metadata": {"path": str(folder)}}
-    options = {"record_timing": False, "coalesce_streams": True} | limits
+    options: dict[str, Any] = {"record_timing": False, "coalesce_streams": True, **limits}
     NotebookClient(notebook, kernel_name="python3", resources=where, **options).execute()
 
 

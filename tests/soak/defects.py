@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ from stepjepa.models.presets import train_tokenizer
 from stepjepa.store import resume
 from stepjepa.store.record import Launch, RunRecord, Training, write_record
 from stepjepa.study import statistics
-from stepjepa.study.page import charts
+from stepjepa.study.page import markup
 from stepjepa.tasks import answers
 from stepjepa.training import recording, saving
 from stepjepa.training.resuming import ResumeCallback
@@ -105,8 +106,8 @@ def keep_the_path_of_the_best_checkpoint(patch: pytest.MonkeyPatch) -> None:
 
 def a_moved_run_ends_with_other_weights_than_its_best() -> bool:
     """The highest loss on held-out records counts as the best, so it is the first checkpoint's."""
-    best = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "learning_rate": 0.01}
-    best |= {"metric_for_best_model": "lm_loss", "greater_is_better": True}
+    best: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True}
+    best |= {"metric_for_best_model": "lm_loss", "greater_is_better": True, "learning_rate": 0.01}
     with quiet_folder() as folder:
         make_trainer(folder / "run", **best, max_steps=2).train()
         (folder / "run").rename(folder / "moved")
@@ -260,7 +261,7 @@ class NormalPower:
 
 def take_the_noncentral_t_for_normal(patch: pytest.MonkeyPatch) -> None:
     """Power of few seeds as if the deviation were known."""
-    patch.setattr(statistics.stats, "nct", NormalPower)
+    patch.setattr(stats, "nct", NormalPower)
 
 
 def the_power_is_not_what_is_said() -> bool:
@@ -281,12 +282,12 @@ def the_power_is_not_what_is_said() -> bool:
 
 def leave_control_characters(patch: pytest.MonkeyPatch) -> None:
     """Text of users reaches a page as it is."""
-    patch.setattr(charts.terminal, "visible_lines", lambda text: text)
+    patch.setattr(markup, "terminal", SimpleNamespace(visible_lines=str))
 
 
 def an_escape_reaches_the_page() -> bool:
-    """As a value that a template writes, as the name of a folder is one."""
-    return "\x1b" in str(charts._visible("run\x1b[31m"))
+    """As code in a text of a template, such as the name of a run in a note."""
+    return "\x1b" in str(markup.with_code("run\x1b[31m"))
 
 
 def begin_log_lines_anew(patch: pytest.MonkeyPatch) -> None:

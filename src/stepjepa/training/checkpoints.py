@@ -64,8 +64,10 @@ class CheckpointingTrainer(Trainer):
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Upload as Trainer does; raise ``UserError`` where the hub can't be reached."""
+        # The oldest transformers that is allowed has no ``private``.
+        visibility = {} if private is None else {"private": private}
         with creating_repository(self.args.hub_model_id or Path(str(self.args.output_dir)).name):
-            super().init_hf_repo(token=token, private=private)
+            super().init_hf_repo(token=token, **visibility)
 
     def create_model_card(self, *args: Any, dataset_name: str | None = None, **kwargs: Any) -> None:
         """Write Trainer's draft of a model card into the run folder, joined with what a run's own card says.
