@@ -14,7 +14,9 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from stepjepa.data.record import Record
-from stepjepa.objectives.projection_heads import EPOCHS, ProjectionHeads, fit_heads
+from stepjepa.objectives.fitted import sides_behind
+from stepjepa.objectives.head_training import EPOCHS, fit_heads
+from stepjepa.objectives.projection_heads import ProjectionHeads
 
 EPOCHS_TRIED = 10
 """Of the heads that choose where embeddings are read; there are thousands of pairs."""
@@ -61,10 +63,13 @@ def behind_heads(
 
     def best_at(place: tuple[int, str], epochs: int) -> tuple[float, ProjectionHeads]:
         return fit_heads(
-            *known[place], same, lambda heads: reciprocal_rank(*heads(*held_out[place]), chosen), epochs=epochs
+            *known[place],
+            same,
+            lambda heads: reciprocal_rank(*sides_behind(heads, *held_out[place]), chosen),
+            epochs=epochs,
         )
 
     place = max(known, key=lambda each: best_at(each, EPOCHS_TRIED)[0])
     _, heads = best_at(place, EPOCHS)
     words = f"{Readout(layout, *place, centred=False).words}, {heads.epochs} epochs"
-    return row({**about, "method": "heads", "choice": words}, *heads(*new[place]), test)
+    return row({**about, "method": "heads", "choice": words}, *sides_behind(heads, *new[place]), test)

@@ -56,8 +56,9 @@ from stepjepa.data.sources import read_records
 from stepjepa.evaluation.output import RETRIEVAL_METRICS
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.models.loading import load_for_inference, load_model
-from stepjepa.objectives.linear_map import FITS, Fit, LinearMap, fit_linear_maps
-from stepjepa.objectives.projection_heads import EPOCHS, fit_heads
+from stepjepa.objectives.fitted import sides_behind
+from stepjepa.objectives.head_training import EPOCHS, fit_heads
+from stepjepa.objectives.linear_map import FITS, Fit, fit_linear_maps
 from stepjepa.objectives.reading import embedding_config
 from stepjepa.objectives.view_embeddings import ReadoutPlace
 from stepjepa.store.record import trained_objective
@@ -119,7 +120,7 @@ def without_objective(
                 best.append((reciprocal_rank(source, target, chosen), readout))
             readout = Readout(layout, layer, pooling, centred=False)
             for fit, linear_map in zip(FITS, fit_linear_maps(*tried[layer, pooling]), strict=True):
-                mapped.append((reciprocal_rank(*mapped_sides(linear_map, sides), chosen), readout, fit))
+                mapped.append((reciprocal_rank(*sides_behind(linear_map, *sides), chosen), readout, fit))
     _, readout = max(best)
     source, target = (centre(side, readout) for side in embed(test.records, readout.layout)[readout.place])
     rows = [row({**about, "method": "best readout", "choice": readout.words}, source, target, test)]
@@ -128,16 +129,11 @@ def without_objective(
         known, new = (embed(records, readout.layout)[readout.place] for records in (fitted, test.records))
         words = f"{readout.words}, penalty {fit.penalty:g}"
         (linear_map,) = fit_linear_maps(*known, [fit])
-        rows.append(row({**about, "method": method, "choice": words}, *mapped_sides(linear_map, new), test))
+        rows.append(row({**about, "method": method, "choice": words}, *sides_behind(linear_map, *new), test))
     if test.data.computed:
         rows.append(behind_classifier(about, embed, fitted, chosen, test))
         rows.append(behind_heads(about, embed, fitted, chosen, test))
     return rows
-
-
-def mapped_sides(linear_map: LinearMap, pairs: Sides) -> Sides:
-    """Sources and targets ``[N, D]`` of pairs behind a map."""
-    return linear_map(pairs[0], "source"), linear_map(pairs[1], "target")
 
 
 def at_layers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, layers: Sequence[int] | None) -> Embed:
@@ -167,19 +163,21 @@ def of_run(
     fitted, held_out = ((known.source[part], known.target[part]) for part in parts)
     chosen = asked(test.data, train[parts[1]])
     maps = [*fit_linear_maps(*fitted)]
-    ranks = [reciprocal_rank(*mapped_sides(linear_map, held_out), chosen) for linear_map in maps]
+    ranks = [reciprocal_rank(*sides_behind(linear_map, *held_out), chosen) for linear_map in maps]
     for method in METHODS:
         _, fit, linear_map = max(
             (each for each in zip(ranks, FITS, maps, strict=True) if each[1].method == method), key=itemgetter(0, 1)
         )
-        sides = mapped_sides(linear_map, (views.source, views.target))
+        sides = sides_behind(linear_map, views.source, views.target)
         words_of_map = f"{words}, penalty {fit.penalty:g}"
         rows.append(row({**about, "method": f"trained, {method}", "choice": words_of_map}, *sides, test))
     if test.data.computed:
         same = asked(test.data, train[parts[0]]).same
-        _, heads = fit_heads(*fitted, same, lambda heads: reciprocal_rank(*heads(*held_out), chosen), epochs=EPOCHS)
+        _, heads = fit_heads(
+            *fitted, same, lambda heads: reciprocal_rank(*sides_behind(heads, *held_out), chosen), epochs=EPOCHS
+        )
         about_heads = {**about, "method": "trained, heads", "choice": f"{words}, {heads.epochs} epochs"}
-        rows.append(row(about_heads, *heads(views.source, views.target), test))
+        rows.append(row(about_heads, *sides_behind(heads, views.source, views.target), test))
     if about["seed"] == ONE_SEED:
         more = {**about, "method": "trained, all answers", "choice": words}
         rows.append(beside_training_answers(more, views, known, test, asked(test.data, train)))

@@ -27,7 +27,7 @@ import pandas as pd
 from collect import trained, trials
 from numpy.typing import NDArray
 from ranking import DATA, LAYOUTS, Data, Embed, Matrix, Readout, Sides
-from retrieval import METHODS, ONE_SEED, TRIED, at_layers, mapped_sides, replace_answer
+from retrieval import METHODS, ONE_SEED, TRIED, at_layers, replace_answer
 from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import PreTrainedTokenizerBase
 
@@ -37,6 +37,7 @@ from stepjepa.data.sources import read_records
 from stepjepa.evaluation.retrieval import metrics, ranks_of_right
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.models.loading import load_for_inference, load_model
+from stepjepa.objectives.fitted import sides_behind
 from stepjepa.objectives.linear_map import FITS, Fit, fit_linear_maps
 from stepjepa.objectives.reading import embedding_config
 from stepjepa.store.record import trained_objective
@@ -139,7 +140,7 @@ class Study(NamedTuple):
             held_out, known = embed(self.chosen.records, layout), embed(self.fitted[:TRIED], layout)
             for (layer, pooling), sides in held_out.items():
                 for fit, linear_map in zip(FITS, fit_linear_maps(*known[layer, pooling]), strict=True):
-                    rank = figures(*mapped_sides(linear_map, sides), self.chosen)["mrr"]
+                    rank = figures(*sides_behind(linear_map, *sides), self.chosen)["mrr"]
                     tried.append((rank, Readout(layout, layer, pooling, centred=False), fit))
         rows = []
         for method in METHODS:
@@ -149,7 +150,7 @@ class Study(NamedTuple):
             )
             (linear_map,) = fit_linear_maps(*fitted, [fit])
             words = f"{readout.words}, penalty {fit.penalty:g}"
-            rows.append(self.row({**about, "method": method, "choice": words}, mapped_sides(linear_map, new)))
+            rows.append(self.row({**about, "method": method, "choice": words}, sides_behind(linear_map, *new)))
         return rows
 
 

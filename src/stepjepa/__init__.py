@@ -42,12 +42,13 @@ _NAMES = {
     "objectives.inputs": "EmbedOptions",
     "objectives.jepa": "Jepa JepaLoss",
     "objectives.linear_map": "FittedMap",
+    "objectives.projection_heads": "FittedHeads",
     "objectives.pair_embedding": "PairEmbedder",
     "objectives.setup": "set_up",
     "objectives.view_embeddings": "ReadoutPlace SideEmbeddings ViewEmbeddings",
     "store.record": "RunRecord",
     "training.trainer": "JepaTrainer",
-    "evaluation.linear_map": "fit_linear_map",
+    "evaluation.model_maps": "fit_linear_map fit_projection_heads",
     "evaluation.run": "evaluate",
     "evaluation.scores": "Scores",
     "running.run": "Run run",
@@ -73,7 +74,8 @@ if TYPE_CHECKING:
     from stepjepa.data.bad_records import BadRecords as BadRecords
     from stepjepa.data.record import Record as Record
     from stepjepa.data.sources import read_records as read_records
-    from stepjepa.evaluation.linear_map import fit_linear_map as fit_linear_map
+    from stepjepa.evaluation.model_maps import fit_linear_map as fit_linear_map
+    from stepjepa.evaluation.model_maps import fit_projection_heads as fit_projection_heads
     from stepjepa.evaluation.run import evaluate as evaluate
     from stepjepa.evaluation.scores import Scores as Scores
     from stepjepa.models.encoded import Encoded as Encoded
@@ -94,12 +96,13 @@ if TYPE_CHECKING:
     from stepjepa.objectives.alignment import equal_partners as equal_partners
     from stepjepa.objectives.cached_pairs import CachedPairs as CachedPairs
     from stepjepa.objectives.embedding import Embedder as Embedder
+    from stepjepa.objectives.fitted import FittedHeads as FittedHeads
+    from stepjepa.objectives.fitted import FittedMap as FittedMap
     from stepjepa.objectives.index import Hit as Hit
     from stepjepa.objectives.index import TextIndex as TextIndex
     from stepjepa.objectives.inputs import EmbedOptions as EmbedOptions
     from stepjepa.objectives.jepa import Jepa as Jepa
     from stepjepa.objectives.jepa import JepaLoss as JepaLoss
-    from stepjepa.objectives.linear_map import FittedMap as FittedMap
     from stepjepa.objectives.monitors import effective_rank as effective_rank
     from stepjepa.objectives.objective import Losses as Losses
     from stepjepa.objectives.objective import Objective as Objective

@@ -23,12 +23,13 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.questions import not_in_test
 from stepjepa.data.record import Record
 from stepjepa.evaluation import map_fitting
-from stepjepa.evaluation.map_fitting import choose_readout, draw_pairs, fit_map, fit_projection_heads, places_to_try
+from stepjepa.evaluation.map_fitting import choose_readout, draw_pairs, fit_map, places_to_try, train_heads
 from stepjepa.evaluation.mapped_retrieval import rank_behind_map
 from stepjepa.evaluation.run import pair_embedder
 from stepjepa.evaluation.summary_text import format_summary
-from stepjepa.objectives import projection_heads
+from stepjepa.objectives import head_training
 from stepjepa.objectives.embedding import normalised
+from stepjepa.objectives.fitted import pairs_behind
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.linear_map import FITS, Fit, fit_linear_maps
 from stepjepa.objectives.reading import embedding_config
@@ -50,7 +51,7 @@ def test_a_ridge_map_by_hand() -> None:
     known = pairs([[4], [6]], [[5], [9]])
     maps = [*fit_linear_maps(known.source, known.target, [Fit("ridge", penalty) for penalty in (0.0, 1.0, 3.0)])]
     assert [linear_map.weight.item() for linear_map in maps] == pytest.approx([2, 1, 0.5])
-    mapped = maps[1].of_pairs(pairs([[8]], [[11]]))
+    mapped = pairs_behind(maps[1], pairs([[8]], [[11]]))
     # (8 - 5) * 1, and 11 - 7: both without the mean target.
     assert (mapped.source.item(), mapped.target.item()) == pytest.approx((3, 4))
 
@@ -60,7 +61,7 @@ def test_a_canonical_map_by_hand() -> None:
     # (2 + 2) / (2 * 4) = 1/2, by which each direction counts.
     known = pairs([[4], [6]], [[5], [9]])
     (linear_map,) = fit_linear_maps(known.source, known.target, [Fit("canonical", 1.0)])
-    mapped = linear_map.of_pairs(pairs([[8]], [[11]]))
+    mapped = pairs_behind(linear_map, pairs([[8]], [[11]]))
     # 3 / 2 / 2, and 4 / 4 / 2; the direction has no sign of its own.
     assert mapped.source.item() == pytest.approx(mapped.target.item() * 1.5)
     assert abs(mapped.source.item()) == pytest.approx(0.75)
@@ -73,7 +74,7 @@ def test_a_map_is_that_of_the_textbook(count: int, fit: Fit) -> None:
     known = pairs(3 + generator.normal(size=(count, 13)), 5 + generator.normal(size=(count, 13)))
     new = pairs(generator.normal(size=(11, 13)), generator.normal(size=(11, 13)))
     (linear_map,) = fit_linear_maps(known.source, known.target, [fit])
-    mapped, other = linear_map.of_pairs(new), slow_map(fit, known, new.source, new.target)
+    mapped, other = pairs_behind(linear_map, new), slow_map(fit, known, new.source, new.target)
     for actual, expected in ((mapped.source, other.source), (mapped.target, other.target)):
         np.testing.assert_allclose(actual, same_signs(expected, actual), atol=1e-5)
     np.testing.assert_allclose(mapped.source @ mapped.target.T, other.source @ other.target.T, atol=1e-4)
@@ -86,7 +87,7 @@ def test_canonical_maps_find_partners_whose_strong_directions_are_noise() -> Non
     source, target = np.c_[shared, noise], np.c_[10 * generator.normal(size=(211, 7)), shared]
     known, new = pairs(source[:150], target[:150]), pairs(source[150:], target[150:])
     ridge, canonical = (
-        next(fit_linear_maps(known.source, known.target, [Fit(method, 1e-4)])).of_pairs(new)
+        pairs_behind(next(fit_linear_maps(known.source, known.target, [Fit(method, 1e-4)])), new)
         for method in ("ridge", "canonical")
     )
     found = {
@@ -206,7 +207,7 @@ def test_maps_that_are_compared_know_no_other_answer_to_a_question() -> None:
 @pytest.fixture
 def short_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Projection heads of as many epochs as thousands of pairs have."""
-    monkeypatch.setattr(projection_heads, "FEWEST_STEPS", 0)
+    monkeypatch.setattr(head_training, "FEWEST_STEPS", 0)
     monkeypatch.setattr(map_fitting, "STEPS_TRIED", 30)
 
 
@@ -216,7 +217,7 @@ def test_projection_heads_know_no_question_that_chooses_them() -> None:
     twice = [*records(TWENTY, "known"), *records([text.upper() for text in TWENTY], "known")]
     watched = Watched()
     drawn = draw_pairs(watched, twice, places_to_try(CONFIG, layers=1), file=None)  # type: ignore[arg-type]
-    heads = fit_projection_heads(drawn)
+    heads = train_heads(drawn)
     tried, held_out, known = watched.asked
     assert len(watched.places[-1]) == map_fitting.FINALISTS < len(watched.places[0])
     assert len(held_out) == 4 and heads.records == len(known) == len(tried) == 32
@@ -238,7 +239,7 @@ def test_the_place_where_projection_heads_find_held_out_pairs_is_chosen(count: i
             return {place: pairs(sources[rows], (noise, sources**3)[place == right][rows]) for place in places}
 
     for right in (places[0], places[-1]):
-        assert fit_projection_heads(draw_pairs(Embedder(), texts, places, file=None)).place == right  # type: ignore[arg-type]
+        assert train_heads(draw_pairs(Embedder(), texts, places, file=None)).place == right  # type: ignore[arg-type]
 
 
 def test_records_that_choose_have_pairs(jepa: Jepa) -> None:
@@ -344,9 +345,9 @@ def test_an_evaluation_with_projection_heads(run: Path, capsys: pytest.CaptureFi
     embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
     test = stepjepa.read_records(run.parent / "test.jsonl")
     drawn = draw_pairs(embedder, not_in_test(stepjepa.read_records(known), test), [place], file=None)
-    heads = fit_projection_heads(drawn)
+    heads = train_heads(drawn)
     assert heads.heads.epochs == mapped["epochs"]
-    behind = heads.of_pairs(embedder.at(test, [place])[place])
+    behind = pairs_behind(heads.vector_map, embedder.at(test, [place])[place])
     cosines = normalised(behind.source) @ normalised(behind.target).T
     ranks = [int((row >= row[own]).sum()) for own, row in enumerate(cosines)]
     lines = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]

@@ -7,6 +7,7 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from tokenizers import Regex, pre_tokenizers
 
 from chat_templates import FORMS, in_form
 from exported_folders import TEXTS, export, sentence_transformer
-from stepjepa import Jepa, JepaConfig, fit_linear_map
+from stepjepa import Jepa, JepaConfig, fit_linear_map, fit_projection_heads
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
-from stepjepa.objectives.inputs import EmbedOptions
+from stepjepa.objectives.fitted import Fitted
+from stepjepa.objectives.inputs import EmbedOptions, options_behind
 from tiny import make_model
 
 # How Llama 3 and Qwen split a text into words: line ends stay together.
@@ -192,31 +194,36 @@ def pairs_of_numbers() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "options"),
+    ("fit", "settings", "options"),
     [
-        ({"predictors": 2}, {}),
-        ({"mode": "regular"}, {}),
-        ({"mode": "regular"}, {"layer": 1, "pooling": "mean"}),
-        ({"predictors": 0, "pooling": "mean"}, {"layer": 0}),
+        (fit_linear_map, {"predictors": 2}, {}),
+        (fit_linear_map, {"mode": "regular"}, {}),
+        (fit_linear_map, {"mode": "regular"}, {"layer": 1, "pooling": "mean"}),
+        (fit_linear_map, {"predictors": 0, "pooling": "mean"}, {"layer": 0}),
+        (fit_projection_heads, {"predictors": 2}, {}),
+        (fit_projection_heads, {"mode": "regular"}, {"layer": 1, "pooling": "mean"}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_linear_map_is_in_the_folder(
-    settings: dict[str, Any], options: EmbedOptions, tiny_tokenizer: Any, tmp_path: Path
+def test_a_map_is_in_the_folder(
+    fit: Callable[..., Fitted], settings: dict[str, Any], options: EmbedOptions, tiny_tokenizer: Any, tmp_path: Path
 ) -> None:
     jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(**settings))
-    fitted = fit_linear_map(jepa, pairs_of_numbers(), layer=options.get("layer"), pooling=options.get("pooling"))
-    model = sentence_transformer(export(jepa, tmp_path / "st", linear_map=fitted))
-    queries, documents = jepa.embed(TEXTS, linear_map=fitted), jepa.embed(TEXTS, "target", linear_map=fitted)
+    fitted = fit(jepa, pairs_of_numbers(), **options)
+    behind = options_behind(fitted)
+    model = sentence_transformer(export(jepa, tmp_path / "st", **behind))
+    queries, documents = jepa.embed(TEXTS, **behind), jepa.embed(TEXTS, "target", **behind)
     np.testing.assert_allclose(model.encode_query(TEXTS), queries, atol=1e-4)
     np.testing.assert_allclose(model.encode_document(TEXTS), documents, atol=1e-4)
     np.testing.assert_allclose(model.encode(TEXTS), documents, atol=1e-4)
     np.testing.assert_allclose(model.encode(TEXTS, task="query"), queries, atol=1e-4)  # as LangChain calls it
     model.save_pretrained(str(tmp_path / "saved"))
     np.testing.assert_allclose(sentence_transformer(tmp_path / "saved").encode_query(TEXTS), queries, atol=1e-4)
-    assert np.abs(jepa.embed(TEXTS, layer=fitted.place.layer, pooling=fitted.place.pooling) - queries).max() > 1e-2
+    as_they_are = jepa.embed(TEXTS, layer=fitted.place.layer, pooling=fitted.place.pooling)
+    assert as_they_are.shape != queries.shape or np.abs(as_they_are - queries).max() > 1e-2
     readme = (tmp_path / "st" / "README.md").read_text()
-    assert "behind a linear map fitted on 31 records" in readme
+    records = 31 if fit is fit_linear_map else 28  # three of them choose the epochs
+    assert f"behind {fitted.kind} fitted on {records} records" in readme
     assert "A server that reads the last token of the last layer, as vLLM does, gives other vectors" in readme
 
 
@@ -304,11 +311,21 @@ def test_the_command_exports_another_readout_and_a_map(tiny_tokenizer: Any, tmp_
     assert main([*command, str(tmp_path / "mean"), "--pooling", "mean", "--layer", "1"]) == 0
     assert main([*command, str(tmp_path / "map"), "--linear_map", str(records)]) == 0
     assert "the linear map is fitted on 31 records of" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"base", "mean", "map", "pairs.jsonl"}
+    heads_flags = ["--linear_map", str(records), "--projection_heads", "--layer", "1", "--pooling", "mean"]
+    assert main([*command, str(tmp_path / "heads"), *heads_flags]) == 0
+    assert "the projection heads are trained on 28 records of" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "half"), *heads_flags, "--dtype", "bfloat16"]) == 2
+    assert "with projection heads can be written in bfloat16: the mean that" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "mean", "map", "heads", "pairs.jsonl"}
     assert "trained without a joint-embedding loss" in (tmp_path / "map" / "README.md").read_text()
     jepa = Jepa.from_pretrained(base, device="cpu")
     fitted = fit_linear_map(jepa, pairs_of_numbers())
-    for folder, options in {"mean": {"pooling": "mean", "layer": 1}, "map": {"linear_map": fitted}}.items():
+    heads = fit_projection_heads(jepa, pairs_of_numbers(), layer=1, pooling="mean")
+    for folder, options in {
+        "mean": {"pooling": "mean", "layer": 1},
+        "map": {"linear_map": fitted},
+        "heads": {"projection_heads": heads},
+    }.items():
         queries = sentence_transformer(tmp_path / folder).encode_query(TEXTS)
         np.testing.assert_allclose(queries, jepa.embed(TEXTS, **options), atol=1e-4)
 
@@ -328,6 +345,23 @@ def test_weights_in_bfloat16_are_read_as_ours(tiny_tokenizer: Any, tmp_path: Pat
     assert {str(weight.dtype) for weight in model.parameters()} == {"torch.bfloat16"}
     cosines = (model.encode_query(TEXTS) * jepa.embed(TEXTS, linear_map=fitted)).sum(1)
     assert cosines.min() > 0.98
+    heads = fit_projection_heads(jepa, pairs_of_numbers(), pooling="mean")
+    with pytest.raises(UserError, match="can be written in bfloat16: the mean that they read is float32 there"):
+        export(jepa, tmp_path / "heads", projection_heads=heads)
+
+
+def test_the_command_writes_heads_of_a_model_in_bfloat16_in_float32(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    make_model("llama").bfloat16().save_pretrained(tmp_path / "base")
+    tiny_tokenizer.save_pretrained(tmp_path / "base")
+    write_jsonl(tmp_path / "pairs.jsonl", pairs_of_numbers())
+    command = ["export", "--embeddings", "--model_path", str(tmp_path / "base"), "--output_dir", str(tmp_path / "st")]
+    heads_flags = ["--linear_map", str(tmp_path / "pairs.jsonl"), "--projection_heads", "--pooling", "mean"]
+    assert main([*command, *heads_flags]) == 0
+    model = sentence_transformer(tmp_path / "st")
+    assert {str(weight.dtype) for weight in model.parameters()} == {"torch.float32"}
+    jepa = Jepa.from_pretrained(tmp_path / "base", device="cpu", dtype="float32")
+    heads = fit_projection_heads(jepa, pairs_of_numbers(), pooling="mean")
+    np.testing.assert_allclose(model.encode_query(TEXTS), jepa.embed(TEXTS, projection_heads=heads), atol=1e-4)
 
 
 def test_the_model_is_as_before(tiny_tokenizer: Any, tmp_path: Path) -> None:

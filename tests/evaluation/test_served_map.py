@@ -20,7 +20,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.data.record import Record
-from stepjepa.evaluation.stored_map import SUFFIX
+from stepjepa.evaluation.stored_map import LINEAR_MAP
 from stepjepa.objectives.embedding import normalised
 from stepjepa.objectives.linear_map import LinearMap
 from stepjepa.objectives.reading import embedding_config
@@ -101,7 +101,7 @@ def test_what_can_not_be_fitted_or_read(folder: Path) -> None:
     with pytest.raises(UserError, match="has 0 records with a pair within max_length 3"):
         stepjepa.fit_linear_map(jepa, records(), max_length=3)
     fitted = stepjepa.fit_linear_map(jepa, records(), layer=1)
-    with pytest.raises(ValueError, match=r"vectors: expected \[N, 5\] as the map was fitted on, got \[2, \d+\]"):
+    with pytest.raises(ValueError, match=r"vectors: expected \[N, 5\] as the linear map is fitted on, got \[2, \d+\]"):
         jepa.embed(QUERIES, linear_map=replace(fitted, linear_map=LinearMap(np.eye(5), np.ones(5), np.ones(5))))
     with pytest.raises(ValueError, match="embeddings are read where it was fitted, got layer 2; name it there"):
         jepa.embed(QUERIES, linear_map=fitted, layer=2)
@@ -132,7 +132,7 @@ def test_the_command_searches_and_embeds_as_python_does(folder: Path, tmp_path: 
     place, (method, penalty) = fitted.place, fitted.fit
     readout = f"layer {place.layer}, pooling {place.pooling}, {method} fit, penalty {penalty:g}"
     assert f"note: the linear map is fitted on 24 records of {folder}/known.jsonl: {readout}\n" in notes
-    assert not (folder / f"known.jsonl{SUFFIX}").exists()
+    assert not (folder / f"known.jsonl{LINEAR_MAP.suffix}").exists()
     for result, row in zip(found, jepa.index(ANSWERS, linear_map=fitted).search(QUERIES), strict=True):
         assert [hit["text"] for hit in result["hits"]] == [hit.text for hit in row]
         assert [hit["score"] for hit in result["hits"]] == pytest.approx([hit.score for hit in row], abs=2e-6)
@@ -147,12 +147,12 @@ def test_the_command_searches_and_embeds_as_python_does(folder: Path, tmp_path: 
 def test_the_map_is_kept_beside_its_file_and_renewed(
     folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored = folder / f"known.jsonl{SUFFIX}"
+    stored = folder / f"known.jsonl{LINEAR_MAP.suffix}"
     stored.unlink(missing_ok=True)
     first, _ = search(folder, capsys)
     before = stored.read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr("stepjepa.evaluation.stored_map.fit_linear_map", None)
+        patched.setattr("stepjepa.evaluation.model_maps.fit_map", None)
         assert search(folder, capsys)[0] == first
     assert stored.read_bytes() == before
     # Another model, another readout, other records: fitted anew, and the corpus is embedded behind the new map.

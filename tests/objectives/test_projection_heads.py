@@ -1,6 +1,7 @@
 """Projection heads behind embeddings: against a plain loop, and where no linear map finds the answer."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from stepjepa.objectives.fitted import sides_behind
+from stepjepa.objectives.head_training import EVERY, epochs_of, fit_heads
 from stepjepa.objectives.linear_map import fit_linear_maps
-from stepjepa.objectives.projection_heads import EVERY, ProjectionHeads, epochs_of, fit_heads
+from stepjepa.objectives.projection_heads import ProjectionHeads
 
 Sides = tuple[Any, Any]
 
@@ -58,7 +61,7 @@ def test_heads_are_those_of_a_plain_loop() -> None:
     state = torch.random.get_rng_state()
     _, heads = fit_heads(*sides, same, lambda _: 0.0, epochs=2)
     assert torch.equal(torch.random.get_rng_state(), state), "a fit must not move the global generator"
-    for actual, expected in zip(heads(*sides), slow_heads(sides, same, 2), strict=True):
+    for actual, expected in zip(sides_behind(heads, *sides), slow_heads(sides, same, 2), strict=True):
         assert actual.shape == (131, 128) and actual.dtype == np.float32
         length = np.linalg.norm(actual, axis=1, keepdims=True)
         np.testing.assert_allclose(actual / length, expected, atol=1e-4)
@@ -105,7 +108,8 @@ def test_heads_of_the_best_look_are_returned() -> None:
     # The weights are those of that look, not of the end.
     _, earlier = fit_heads(*sides, same, lambda each: float(each.epochs == 3 * EVERY), epochs=3 * EVERY + 2)
     _, last = fit_heads(*sides, same, lambda each: float(each.epochs), epochs=3 * EVERY + 2)
-    assert np.array_equal(heads(*sides)[0], earlier(*sides)[0]) and not np.allclose(heads(*sides)[0], last(*sides)[0])
+    assert np.array_equal(heads(sides[0], "source"), earlier(sides[0], "source"))
+    assert not np.allclose(heads(sides[0], "source"), last(sides[0], "source"))
 
 
 def test_heads_find_what_no_linear_map_does() -> None:
@@ -121,12 +125,10 @@ def test_heads_find_what_no_linear_map_does() -> None:
         candidates = np.stack([target[answers == answer][0] for answer in (0, 1)])
         return float((np.argmax(source @ candidates.T, 1) == answers).mean())
 
-    rank, heads = fit_heads(*known, same[:101], lambda each: right(held_out, same[101:128], each), epochs=30)
-    assert rank == 1 == right(new, same[128:], heads)
+    rank, heads = fit_heads(
+        *known, same[:101], lambda each: right(held_out, same[101:128], partial(sides_behind, each)), epochs=30
+    )
+    assert rank == 1 == right(new, same[128:], partial(sides_behind, heads))
     for linear_map in fit_linear_maps(*known):
-
-        def mapped(source: Any, target: Any, by: Any = linear_map) -> Sides:
-            return by(source, "source"), by(target, "target")
-
-        assert right(new, same[128:], mapped) < 0.9
+        assert right(new, same[128:], partial(sides_behind, linear_map)) < 0.9
     assert heads.epochs in range(EVERY, 31, EVERY)

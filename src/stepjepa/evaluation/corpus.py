@@ -19,7 +19,7 @@ from stepjepa.data.row_error import Remedy, RowError
 from stepjepa.data.sources import read_rows
 from stepjepa.evaluation.stored_arrays import ArrayFile, Arrays
 from stepjepa.objectives.index import TextIndex, distinct
-from stepjepa.objectives.inputs import EmbedOptions, Text, with_answer
+from stepjepa.objectives.inputs import EmbedOptions, Text, fitted_of, with_answer
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.views.sequences import Kind
@@ -140,11 +140,11 @@ def corpus_fingerprint(jepa: Jepa, model_path: str, texts: list[Text], side: Kin
         model_path: the folder that it was loaded from.
         texts: of the corpus.
         side: on which they are embedded.
-        options: those of ``Jepa.embedder``; ``layer``, ``pooling`` and ``linear_map`` count.
+        options: those of ``Jepa.embedder``; ``layer``, ``pooling`` and the map or the heads count.
     """
     readout: JsonObject = {"side": side, "layer": options.get("layer"), "pooling": options.get("pooling")}
-    if (fitted := options.get("linear_map")) is not None:
-        readout["linear_map"] = fitted.fingerprint
+    if (fitted := fitted_of(options)) is not None:
+        readout[fitted.kind] = fitted.fingerprint
     digest = hashlib.sha256(json.dumps(loaded_model(jepa, model_path) | readout).encode())
     for text in texts:
         digest.update(f"{len(text.text)}:{text.text}".encode("utf-8", "surrogatepass"))

@@ -20,9 +20,11 @@ from stepjepa.data.questions import not_in_test
 from stepjepa.data.record import Record
 from stepjepa.data.summarising import system_prompts
 from stepjepa.evaluation.retrieval import rank_targets
-from stepjepa.objectives.linear_map import FITS, Fit, FittedMap, fit_linear_maps
+from stepjepa.objectives.fitted import FittedHeads, FittedMap, pairs_behind
+from stepjepa.objectives.head_training import STEPS_TRIED, epochs_of, fit_heads
+from stepjepa.objectives.linear_map import FITS, Fit, fit_linear_maps
 from stepjepa.objectives.pair_embedding import PairEmbedder
-from stepjepa.objectives.projection_heads import STEPS_TRIED, FittedHeads, ProjectionHeads, epochs_of, fit_heads
+from stepjepa.objectives.projection_heads import ProjectionHeads
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 
 MOST_COMPARED = 1000
@@ -57,7 +59,7 @@ def choose_readout(
         names = [None] * (int(pairs.record.max()) + 1)
         maps = fit_linear_maps(known[place].source, known[place].target)
         for fit, linear_map in zip(FITS, maps, strict=True):
-            rank = rank_targets(linear_map.of_pairs(pairs), names, config).means()["mrr"]
+            rank = rank_targets(pairs_behind(linear_map, pairs), names, config).means()["mrr"]
             if rank > highest:
                 best, highest = Choice(place, fit), rank
     if best is None:
@@ -131,17 +133,23 @@ def fit_map(drawn: DrawnPairs) -> FittedMap:
     """
     place, fit = choose_readout(drawn.known, drawn.held_out, drawn.embedder.reader.config)
     pairs = drawn.embedder.at(drawn.records, [place])[place]
-    if pairs.without_pair is not None:
-        note(f"not used for the linear map: {pairs.without_pair}")
+    _tell_without_pair(pairs, "the linear map")
     (linear_map,) = fit_linear_maps(pairs.source, pairs.target, [fit])
     return FittedMap(linear_map, place, fit, len({*pairs.record.tolist()}), tuple(system_prompts(drawn.records)))
 
 
-def fit_projection_heads(drawn: DrawnPairs) -> FittedHeads:
+def _tell_without_pair(pairs: ViewEmbeddings, fitted: str) -> None:
+    """Print a note of the records that a map is not fitted on, if there are any."""
+    if pairs.without_pair is not None:
+        note(f"not used for {fitted}: {pairs.without_pair}")
+
+
+def train_heads(drawn: DrawnPairs) -> FittedHeads:
     """Train projection heads on the pairs of all records that are not held out.
 
     Everything is chosen by the mean reciprocal rank of the held-out pairs: the :data:`FINALISTS` places with the best
     heads of a short training on the known pairs, of these the place with the best heads of all records, and the epochs.
+    Records without a pair are noted.
     """
     places = [*drawn.held_out]
     if len(places) > FINALISTS:
@@ -150,7 +158,10 @@ def fit_projection_heads(drawn: DrawnPairs) -> FittedHeads:
     known = drawn.embedder.at(_others(drawn), places)
     fitted = {place: _fitted(drawn, place, pairs, progress=True) for place, pairs in known.items()}
     place = max(places, key=lambda each: fitted[each][0])
-    return FittedHeads(fitted[place][1], place, len({*known[place].record.tolist()}))
+    _tell_without_pair(known[place], "the projection heads")
+    return FittedHeads(
+        fitted[place][1], place, len({*known[place].record.tolist()}), tuple(system_prompts(drawn.records))
+    )
 
 
 def _others(drawn: DrawnPairs) -> Sequence[Record]:
@@ -172,7 +183,7 @@ def _fitted(
     names = [None] * (int(held_out.record.max()) + 1)
 
     def rank(heads: ProjectionHeads) -> float:
-        return rank_targets(heads.of_pairs(held_out), names, config).means()["mrr"]
+        return rank_targets(pairs_behind(heads, held_out), names, config).means()["mrr"]
 
     epochs = epochs_of(len(pairs.source), steps)
     return fit_heads(pairs.source, pairs.target, pairs.same_target, rank, epochs=epochs, progress=progress)

@@ -5,31 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.record import Record
 from stepjepa.evaluation.retrieval import Retrieval, rank_targets
+from stepjepa.objectives.fitted import Fitted, pairs_behind
 from stepjepa.objectives.pair_embedding import PairEmbedder
-from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
-
-
-class Fitted(Protocol):
-    """A map of embeddings that was fitted on known pairs: ``FittedMap`` and ``FittedHeads``."""
-
-    @property
-    def place(self) -> ReadoutPlace:
-        """Where the embeddings in front of it are read."""
-
-    @property
-    def records(self) -> int:
-        """Number of records that it was fitted on."""
-
-    def of_pairs(self, pairs: ViewEmbeddings) -> ViewEmbeddings:
-        """Return the pairs as the map gives them."""
-
-    def facts(self) -> JsonObject:
-        """Return how it was fitted."""
 
 
 @dataclass(frozen=True)
@@ -75,5 +56,6 @@ def rank_behind_map(
     """
     place = fitted.place
     config = replace(embedder.reader.config, jepa_layer=place.layer, pooling=place.pooling)
-    retrieval = rank_targets(fitted.of_pairs(embedder.at(test, [place])[place]), names, config)
+    pairs = embedder.at(test, [place])[place]
+    retrieval = rank_targets(pairs_behind(fitted.vector_map, pairs), names, config)
     return MappedRetrieval(retrieval, fitted, str(file), left_out)

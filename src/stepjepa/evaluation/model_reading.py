@@ -9,7 +9,7 @@ from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.base.files import existing_file
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import Dtype, JepaConfig, Pooling
-from stepjepa.config.option import FROM_ONE, option
+from stepjepa.config.option import FROM_ONE, check_effects, option
 from stepjepa.models.names import check_trained
 from stepjepa.store.record import trained_objective
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 LAYER = "index of hidden_states to read; -1: the last one (that of training)"
 POOLING = "read one token or the mean of several (that of training)"
 LINEAR_MAP = "embed behind a linear map that is fitted on the pairs of this file; the model is not trained"
+PROJECTION_HEADS = "embed behind projection heads; two small networks that are trained on the pairs of `linear_map`"
 """Help texts of options that several commands have."""
 
 
@@ -34,6 +35,7 @@ class ReadingSettings:
     layer: int | None = option(None, LAYER)
     pooling: Pooling | None = option(None, POOLING)
     linear_map: str | None = option(None, LINEAR_MAP, metavar="FILE")
+    projection_heads: bool = option(False, PROJECTION_HEADS, only_with="linear_map")
     max_length: int | None = option(None, "most tokens of a text (that of training)", allowed=FROM_ONE)
     system_prompt: str | None = option(
         None,
@@ -60,6 +62,7 @@ class ReadingSettings:
         """
         from stepjepa.objectives.reading import embedding_config, has_objective
 
+        check_effects(vars(self), ReadingSettings)
         check_trained(model_path)
         trained, layer, pooling = trained_objective(model_path), self.layer, self.pooling
         if self.linear_map is not None:

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from stepjepa.config.jepa import JepaConfig
-    from stepjepa.evaluation.mapped_retrieval import Fitted, MappedRetrieval
+    from stepjepa.evaluation.mapped_retrieval import MappedRetrieval
     from stepjepa.evaluation.retrieval import Retrieval
+    from stepjepa.objectives.fitted import Fitted
     from stepjepa.objectives.pair_embedding import PairEmbedder
     from stepjepa.objectives.view_embeddings import ViewEmbeddings
 
@@ -240,7 +241,7 @@ class Evaluation:
         Maps are named as in ``summary_text.MAPS``. Those of a model without a JEPA objective are tried at every layer,
         unless a readout is named: its training says nothing of where its embeddings are best.
         """
-        from stepjepa.evaluation.map_fitting import draw_pairs, fit_map, fit_projection_heads, places_to_try
+        from stepjepa.evaluation.map_fitting import draw_pairs, fit_map, places_to_try, train_heads
         from stepjepa.evaluation.mapped_retrieval import rank_behind_map
         from stepjepa.evaluation.retrieval import answer_names, rank_targets
         from stepjepa.models.architecture import number_of_layers
@@ -269,7 +270,7 @@ class Evaluation:
         drawn = draw_pairs(embedder, known, places, file=file, kind="records whose question is not in the test file")
         maps: dict[str, Fitted] = {"linear_map": fit_map(drawn)}
         if settings.projection_heads:
-            maps["projection_heads"] = fit_projection_heads(drawn)
+            maps["projection_heads"] = train_heads(drawn)
         left_out = len(self._map_records) - len(known)
         return retrieval, {
             name: rank_behind_map(embedder, fitted, records, names, file=file, left_out=left_out)

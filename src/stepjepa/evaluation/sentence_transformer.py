@@ -23,12 +23,13 @@ from stepjepa.evaluation.template_copies import TemplateCopies
 from stepjepa.models.architecture import find_decoder, number_of_layers
 from stepjepa.models.decoder_alone import DecoderAlone, loadable, with_first_layers
 from stepjepa.objectives.embedding import Embedder
-from stepjepa.objectives.inputs import EmbedOptions, Text
+from stepjepa.objectives.fitted import FittedHeads
+from stepjepa.objectives.inputs import EmbedOptions, Text, fitted_of
 from stepjepa.views.sequences import Kind, SampledRecord, TokenSequence
 
 if TYPE_CHECKING:
+    from stepjepa.objectives.fitted import Fitted
     from stepjepa.objectives.jepa import Jepa
-    from stepjepa.objectives.linear_map import FittedMap
 
 _PROBE = "probe"
 # Ways in which templates trim a text: method in Jinja -> function.
@@ -69,6 +70,16 @@ def check_readout(config: JepaConfig) -> None:
         raise _refused(reasons[0])
 
 
+def check_dtype_of_heads(dtype: str) -> None:
+    """Raise ``UserError`` for a dtype in which the modules can't apply projection heads.
+
+    All modules have the dtype of the model, and the mean in front of the heads is float32 whatever that is.
+    """
+    if dtype != "float32":
+        fault = f"no SentenceTransformer with projection heads can be written in {dtype}"
+        raise UserError(f"{fault}: the mean that they read is float32 there; set `dtype` float32")
+
+
 def _refused(reason: str) -> UserError:
     return UserError(f"no SentenceTransformer can be written: {reason}; use 'stepjepa embed' instead")
 
@@ -80,19 +91,21 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str, **opti
         jepa: a model; in layout ``branched`` queries are read behind its ``system_prompt``.
         folder: an existing, empty folder.
         name: the model's name in the README.
-        options: those of ``Jepa.embedder``; ``layer``, ``pooling`` and ``linear_map`` count.
+        options: those of ``Jepa.embedder``; ``layer``, ``pooling`` and the map or the heads count.
 
     Raises:
         UserError: its embeddings can't be read by sentence-transformers, the training had several system prompts, or
             what training wrote around a text can't be written so that it gives the same tokens; the message says which.
             Or the model was trained without a JEPA objective, and ``options`` name no readout.
     """
-    path, fitted = Path(folder), options.get("linear_map")
+    path, fitted = Path(folder), fitted_of(options)
     place = (options.get("layer"), options.get("pooling")) if fitted is None else fitted.place
     with raising_user_errors():
         config = jepa.pair_embedder(layer=place[0], pooling=place[1]).reader.config
         check_readout(config)
         embedders = {task: jepa.embedder(side, **options) for task, side in _TASKS.items()}
+    if isinstance(fitted, FittedHeads):
+        check_dtype_of_heads(str(jepa.model.dtype).removeprefix("torch."))
     try:
         loadable(jepa.model)
     except ValueError as error:
@@ -128,7 +141,7 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str, **opti
         decoder.config.hidden_size,
         None if last else read.layer,
         None if copies is None else copies.weights(),
-        None if fitted is None else fitted.linear_map,
+        None if fitted is None else fitted.vector_map,
     )
     modules.write(path)
     facts = Card(
@@ -154,9 +167,9 @@ def _trained_as(jepa: Jepa) -> str:
     )
 
 
-def _readout(config: JepaConfig, read: DecoderAlone | None, layers: int, fitted: FittedMap | None) -> str:
+def _readout(config: JepaConfig, read: DecoderAlone | None, layers: int, fitted: Fitted | None) -> str:
     tokens = "mean of a text's tokens" if config.pooling == "mean" else "last token"
-    behind = "" if fitted is None else f", behind a linear map fitted on {counted(fitted.records, 'record')}"
+    behind = "" if fitted is None else f", behind {fitted.kind} fitted on {counted(fitted.records, 'record')}"
     if read is None:
         return f"the {tokens} at the last layer{behind}"
     here = number_of_layers(read.decoder)

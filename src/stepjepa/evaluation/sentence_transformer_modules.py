@@ -5,6 +5,7 @@ All of them are its own, so that a folder loads without ``trust_remote_code``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 
 from stepjepa.base.files import write_json
 from stepjepa.base.json_object import JsonObject
+from stepjepa.objectives.fitted import VectorMap
 from stepjepa.objectives.linear_map import LinearMap
+from stepjepa.objectives.projection_heads import Head, ProjectionHeads
 
 _TRANSFORMER = "sentence_transformers.base.modules.transformer.Transformer"
 _WORD_WEIGHTS = "sentence_transformers.sentence_transformer.modules.word_weights.WordWeights"
@@ -39,19 +42,19 @@ class ReadoutModules:
         dimensions: D, of a hidden state.
         layer: index in transformers' ``hidden_states``; None for the last one.
         mean: the vector is the mean of the tokens with these weights; None if it is that of the last token.
-        linear_map: the vectors are those behind it.
+        vector_map: the vectors are those behind it.
     """
 
     dimensions: int
     layer: int | None = None
     mean: TokenWeights | None = None
-    linear_map: LinearMap | None = None
+    vector_map: VectorMap | None = None
 
     def write(self, folder: Path) -> None:
         """Write the files that ``SentenceTransformer(folder)`` reads beside the model and the tokenizer."""
         kinds = [_TRANSFORMER]
-        if self.linear_map is not None:
-            _write_map(folder / f"{len(kinds)}_Router", self.linear_map)
+        if isinstance(self.vector_map, LinearMap):
+            _write_map(folder / f"{len(kinds)}_Router", self.vector_map)
             kinds.append(_ROUTER)
         if self.mean is not None:
             of_tokens: JsonObject = {
@@ -68,6 +71,9 @@ class ReadoutModules:
         }
         write_json(folder / f"{len(kinds)}_Pooling" / "config.json", pooling)
         kinds.append(_POOLING)
+        if isinstance(self.vector_map, ProjectionHeads):
+            _write_heads(folder / f"{len(kinds)}_Router", self.vector_map)
+            kinds.append(_ROUTER)
         write_json(folder / f"{len(kinds)}_Normalize" / "config.json", {})
         kinds.append(_NORMALIZE)
         modules: list[JsonObject] = [
@@ -113,37 +119,66 @@ def _write_map(folder: Path, linear_map: LinearMap) -> None:
     weight, source_mean, target_mean = linear_map.weight, linear_map.source_mean, linear_map.target_mean
     target_weight = np.eye(len(target_mean)) if linear_map.target_weight is None else linear_map.target_weight
     layers = {
-        "query": (weight.T, -source_mean @ weight),
-        "document": (target_weight.T, -target_mean @ target_weight),
+        "query": [_Dense(weight.T, -source_mean @ weight)],
+        "document": [_Dense(target_weight.T, -target_mean @ target_weight)],
     }
-    for task, (matrix, bias) in layers.items():
-        _write_dense(folder / _name(task), matrix, bias)
+    _write_router(folder, layers, "token_embeddings")
+
+
+def _write_heads(folder: Path, heads: ProjectionHeads) -> None:
+    """Write a router with the head of queries and that of documents.
+
+    They come behind the pooling, since they are not linear. A mean has float32 there, as all modules must then have.
+    """
+    layers = {"query": _dense_layers(heads.source), "document": _dense_layers(heads.target)}
+    _write_router(folder, layers, "sentence_embedding")
+
+
+class _Dense(NamedTuple):
+    """A linear layer: ``matrix [out, in]`` and ``bias [out]``, and the activation behind it."""
+
+    matrix: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    activation: str = "torch.nn.modules.linear.Identity"
+
+
+def _dense_layers(head: Head) -> list[_Dense]:
+    """Return the layers of a head; the first one also centres and scales."""
+    weights = {name: weight.double().numpy() for name, weight in head.state_dict().items()}
+    first = weights["network.0.weight"] / weights["scale"]
+    return [
+        _Dense(first, weights["network.0.bias"] - first @ weights["mean"], "torch.nn.modules.activation.GELU"),
+        _Dense(weights["network.2.weight"], weights["network.2.bias"]),
+    ]
+
+
+def _write_router(folder: Path, layers: Mapping[str, Sequence[_Dense]], key: str) -> None:
+    """Write a router that applies the layers of a task to what other modules call ``key``."""
+    names = {task: [f"{task}_{number}_Dense" for number in range(len(dense))] for task, dense in layers.items()}
+    for task, dense in layers.items():
+        for name, layer in zip(names[task], dense, strict=True):
+            _write_dense(folder / name, layer, key)
     router: JsonObject = {
-        "types": {_name(task): _DENSE for task in layers},
-        "structure": {task: [_name(task)] for task in layers},
+        "types": {name: _DENSE for of_task in names.values() for name in of_task},
+        "structure": names,
         "parameters": {"default_route": "document", "allow_empty_key": True, "route_mappings": {}},
     }
     write_json(folder / "router_config.json", router)
 
 
-def _name(task: str) -> str:
-    return f"{task}_0_Dense"
-
-
-def _write_dense(folder: Path, matrix: NDArray[np.float64], bias: NDArray[np.float64]) -> None:
-    """Write a linear layer: ``matrix [out, in]`` and ``bias [out]``."""
+def _write_dense(folder: Path, layer: _Dense, key: str) -> None:
     from safetensors.numpy import save_file
 
-    outputs, inputs = matrix.shape
+    outputs, inputs = layer.matrix.shape
     settings: JsonObject = {
         "in_features": inputs,
         "out_features": outputs,
         "bias": True,
-        "activation_function": "torch.nn.modules.linear.Identity",
-        "module_input_name": "token_embeddings",
+        "activation_function": layer.activation,
+        "module_input_name": key,
     }
     write_json(folder / "config.json", settings)
-    weights = {"linear.weight": matrix, "linear.bias": bias}
+    weights = {"linear.weight": layer.matrix, "linear.bias": layer.bias}
     save_file(
         {name: np.ascontiguousarray(value, np.float32) for name, value in weights.items()}, folder / "model.safetensors"
     )

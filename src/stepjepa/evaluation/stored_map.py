@@ -1,9 +1,11 @@
-"""The linear map that is fitted on the records of a file; it is stored beside the file."""
+"""The linear map or the projection heads that are fitted on the records of a file; they are stored beside the file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from stepjepa.base.errors import raising_user_errors
@@ -13,29 +15,73 @@ from stepjepa.base.terminal import note
 from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.corpus import loaded_model
-from stepjepa.evaluation.linear_map import fit_linear_map
+from stepjepa.evaluation.map_fitting import FINALISTS
+from stepjepa.evaluation.model_maps import fit_linear_map, fit_projection_heads
 from stepjepa.evaluation.model_reading import ReadingSettings
 from stepjepa.evaluation.stored_arrays import ArrayFile, Arrays
-from stepjepa.objectives.inputs import EmbedOptions
+from stepjepa.objectives.fitted import Fitted, FittedHeads, FittedMap
+from stepjepa.objectives.head_training import TRAINING
+from stepjepa.objectives.inputs import EmbedOptions, options_behind
 from stepjepa.objectives.jepa import Jepa
-from stepjepa.objectives.linear_map import FITS, Fit, FittedMap, LinearMap
+from stepjepa.objectives.linear_map import FITS
 from stepjepa.objectives.view_embeddings import ReadoutPlace
 
-SUFFIX = ".linear_map.safetensors"
-FORMAT = "stepjepa linear map, 1"
+
+@dataclass(frozen=True)
+class StoredKind:
+    """One kind of map, and the file that keeps it.
+
+    Attributes:
+        fitted: the type of a fitted map.
+        fit: fits one on records.
+        settings: everything that the fit depends on beside model, readout and records.
+        suffix: of the file's name, behind that of the records.
+        contents: what the file holds, for messages.
+        otherwise: what happens each time if the file can't be written, for messages.
+    """
+
+    fitted: type[Fitted]
+    fit: Callable[..., Fitted]
+    settings: JsonObject
+    suffix: str
+    contents: str
+    otherwise: str
+
+    def file(self, records: str) -> ArrayFile:
+        """Return the file beside that of the records."""
+        path, format_name = Path(f"{records}{self.suffix}"), f"stepjepa {self.contents.removeprefix('a ')}, 1"
+        return ArrayFile(path, format_name, self.contents, "model, or other records", self.otherwise)
+
+
+LINEAR_MAP = StoredKind(
+    FittedMap,
+    fit_linear_map,
+    {"fits": [fit._asdict() for fit in FITS]},
+    ".linear_map.safetensors",
+    FittedMap.kind,
+    "the map is fitted again",
+)
+PROJECTION_HEADS = StoredKind(
+    FittedHeads,
+    fit_projection_heads,
+    {"training": TRAINING, "finalists": FINALISTS},
+    ".projection_heads.safetensors",
+    FittedHeads.kind,
+    "the heads are trained again",
+)
 
 
 def reading_options(
     reading: ReadingSettings, jepa: Jepa, model_path: str, *, bad: BadRecords, cache: bool = True
 ) -> EmbedOptions:
-    """Return the options of ``Jepa.embedder``; with the setting ``linear_map`` the map, fitted or read.
+    """Return the options of ``Jepa.embedder``; with the setting ``linear_map`` the map or the heads, fitted or read.
 
     Args:
         reading: the settings.
         jepa: the model.
         model_path: the folder that it was loaded from.
         bad: how invalid lines of the map's file are handled.
-        cache: read and write the file of the map, which is beside its records and has :data:`SUFFIX`.
+        cache: read and write the file of the map, which is beside its records and has the suffix of its kind.
 
     Raises:
         UserError: there are too few records, or a setting can't be used.
@@ -43,30 +89,31 @@ def reading_options(
     options = reading.options
     if reading.linear_map is None:
         return options
-    fitted = _fitted_map(reading, jepa, model_path, bad, cache=cache)
+    kind = PROJECTION_HEADS if reading.projection_heads else LINEAR_MAP
+    fitted = _fitted(kind, reading, jepa, model_path, bad, cache=cache)
     note(fitted.describe(reading.linear_map))
-    return {**options, "layer": None, "pooling": None, "linear_map": fitted}
+    # The map says where embeddings are read.
+    return {**options, "layer": None, "pooling": None, **options_behind(fitted)}
 
 
-def _fitted_map(reading: ReadingSettings, jepa: Jepa, model_path: str, bad: BadRecords, *, cache: bool) -> FittedMap:
+def _fitted(
+    kind: StoredKind, reading: ReadingSettings, jepa: Jepa, model_path: str, bad: BadRecords, *, cache: bool
+) -> Fitted:
     """Return the map of a file of records, from the file beside it if that has the map of this model."""
     path = str(reading.linear_map)
-    file = ArrayFile(
-        Path(f"{path}{SUFFIX}"), FORMAT, "a linear map", "model, or other records", "the map is fitted again"
-    )
-    digest = ""
+    file, digest = kind.file(path), ""
     if cache:
-        readout: JsonObject = {"layer": reading.layer, "pooling": reading.pooling, "fits": FITS}
+        readout: JsonObject = {"layer": reading.layer, "pooling": reading.pooling, **kind.settings}
         if reading.max_length is not None:
             readout["max_length"] = reading.max_length
         records = {"records": fingerprint(path), "skips": bad.skips}
         digest = hashlib.sha256(json.dumps(loaded_model(jepa, model_path) | readout | records).encode()).hexdigest()
         if (stored := file.read(digest)) is not None:
-            return _from_arrays(stored)
+            return _of_stored(kind, stored)
     known = read_records(path, bad=bad)
     bad.tell()
     with raising_user_errors():
-        fitted = fit_linear_map(
+        fitted = kind.fit(
             jepa,
             known,
             layer=reading.layer,
@@ -79,23 +126,18 @@ def _fitted_map(reading: ReadingSettings, jepa: Jepa, model_path: str, bad: BadR
     return fitted
 
 
-def _to_arrays(fitted: FittedMap) -> Arrays:
-    arrays = {name: values for name, values in vars(fitted.linear_map).items() if values is not None}
-    facts = {
+def _to_arrays(fitted: Fitted) -> Arrays:
+    facts: JsonObject = {
         "place": [*fitted.place],
-        "fit": [*fitted.fit],
         "records": fitted.records,
         "system_prompts": [*fitted.system_prompts],
+        "fit": fitted.facts(),
     }
-    return Arrays(arrays, facts)
+    return Arrays(fitted.vector_map.arrays(), facts)
 
 
-def _from_arrays(stored: Arrays) -> FittedMap:
+def _of_stored(kind: StoredKind, stored: Arrays) -> Fitted:
     facts = stored.facts
-    return FittedMap(
-        LinearMap(**stored.arrays),
-        ReadoutPlace(*facts["place"]),
-        Fit(*facts["fit"]),
-        facts["records"],
-        tuple(facts["system_prompts"]),
+    return kind.fitted.of_arrays(
+        stored.arrays, facts["fit"], ReadoutPlace(*facts["place"]), facts["records"], tuple(facts["system_prompts"])
     )

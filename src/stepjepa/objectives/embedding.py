@@ -22,8 +22,8 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
 from stepjepa.data.row_error import Remedy, RowError
 from stepjepa.data.steps import closed_step
+from stepjepa.objectives.fitted import Fitted
 from stepjepa.objectives.inputs import PLACEHOLDER, Inputs, Text, as_inputs
-from stepjepa.objectives.linear_map import LinearMap
 from stepjepa.objectives.reading import SIDES, ViewReader
 from stepjepa.objectives.view_embeddings import SideEmbeddings
 from stepjepa.views.layouts import LAYOUTS, message_text
@@ -206,17 +206,17 @@ class Embedder:
         reader: runs the model, and says where embeddings are read.
         side: ``source`` or ``target``.
         raw: don't divide the vectors by their lengths.
-        linear_map: the vectors are those behind it; None for those of the model.
+        fitted: the map that the vectors are behind; None for those of the model.
     """
 
     tokenizer: ViewTokenizer
     reader: ViewReader
     side: Kind
     raw: bool = False
-    linear_map: LinearMap | None = None
+    fitted: Fitted | None = None
 
     def __repr__(self) -> str:
-        config, behind = self.reader.config, "" if self.linear_map is None else ", behind a linear map"
+        config, behind = self.reader.config, "" if self.fitted is None else f", behind {self.fitted.kind}"
         return f"Embedder(side {self.side}, layer {config.jepa_layer}, pooling {config.pooling}{behind})"
 
     def __call__(self, inputs: Inputs) -> SideEmbeddings:
@@ -225,8 +225,8 @@ class Embedder:
         texts = [value for value in values if isinstance(value, Text)]
         records = [value for value in values if isinstance(value, Record)]
         embedded = self._records(records) if records else self._texts(texts)
-        if self.linear_map is not None:
-            embedded = replace(embedded, vectors=self.linear_map(embedded.vectors, self.side))
+        if self.fitted is not None:
+            embedded = replace(embedded, vectors=self.fitted(embedded.vectors, self.side))
         return embedded if self.raw else replace(embedded, vectors=normalised(embedded.vectors))
 
     def _texts(self, texts: Sequence[Text]) -> SideEmbeddings:

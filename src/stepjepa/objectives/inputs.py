@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 from stepjepa.base.arguments import kind_of
 from stepjepa.base.errors import UserError
@@ -21,9 +21,7 @@ from stepjepa.data.messages import SYSTEM_ROLES, from_json, is_absent, read_mess
 from stepjepa.data.reading_notes import tell_unused
 from stepjepa.data.record import Record
 from stepjepa.data.records import as_records
-
-if TYPE_CHECKING:
-    from stepjepa.objectives.linear_map import FittedMap
+from stepjepa.objectives.fitted import Fitted, FittedHeads, FittedMap
 
 PLACEHOLDER = "."
 """Stands for an answer that is never read."""
@@ -169,6 +167,20 @@ class EmbedOptions(TypedDict, total=False):
     pooling: Pooling | None
     max_length: int | None
     linear_map: FittedMap | None
+    projection_heads: FittedHeads | None
+
+
+def options_behind(fitted: Fitted) -> EmbedOptions:
+    """Return the option by which vectors are those behind a map."""
+    if isinstance(fitted, FittedMap):
+        return {"linear_map": fitted}
+    assert isinstance(fitted, FittedHeads)
+    return {"projection_heads": fitted}
+
+
+def fitted_of(options: EmbedOptions) -> Fitted | None:
+    """Return the map of the options; None where vectors are those of the model."""
+    return options.get("linear_map") or options.get("projection_heads")
 
 
 _OTHER_NAMES = {

@@ -31,7 +31,7 @@ from stepjepa.objectives.asking import answer_all
 from stepjepa.objectives.cached_pairs import CachedPairs
 from stepjepa.objectives.embedding import Embedder, ViewTokenizer
 from stepjepa.objectives.index import TextIndex
-from stepjepa.objectives.inputs import Chat, EmbedOptions, EmbedsByOtherNames, Inputs, as_questions
+from stepjepa.objectives.inputs import Chat, EmbedOptions, EmbedsByOtherNames, Inputs, as_questions, fitted_of
 from stepjepa.objectives.objective import Counts, Losses, Objective, averaged_counts, checked_batches, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
 from stepjepa.objectives.pair_cache import cache_pairs, check_has_pairs, needed_terms
@@ -309,6 +309,7 @@ class Jepa(EmbedsByOtherNames):
                 ``pooling``: ``last`` or ``mean``, instead of that of training.
                 ``max_length``: most tokens of a text, instead of those of training.
                 ``linear_map``: from :func:`stepjepa.fit_linear_map`; vectors are those behind it, read where it says.
+                ``projection_heads``: the same from :func:`stepjepa.fit_projection_heads`, instead of a linear map.
 
         Raises:
             ValueError: ``side`` or an option has a value that is not allowed, or a readout is named beside a map.
@@ -316,12 +317,11 @@ class Jepa(EmbedsByOtherNames):
         """
         config = self._provenance.of_options(options)
         check_layer(number_of_layers(self.model), config.jepa_layer, "layer")
-        tokenizer, fitted = ViewTokenizer(self.tokenizer, config, side), options.get("linear_map")
+        tokenizer, fitted = ViewTokenizer(self.tokenizer, config, side), fitted_of(options)
         if tokenizer.behind_prompt:
             tokenizer.system = self._provenance.system_message(self.system_prompt, fitted)
         reader = self._reader(config, options.get("batch_size", EMBEDDED))
-        linear_map = None if fitted is None else fitted.linear_map
-        return Embedder(tokenizer, reader, side, options.get("raw", False), linear_map)
+        return Embedder(tokenizer, reader, side, options.get("raw", False), fitted)
 
     @property
     def has_objective(self) -> bool:

@@ -5,17 +5,13 @@ Retrieval behind such a map is the baseline of trained embeddings: it costs no t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepjepa.base.counting import counted
-from stepjepa.base.json_object import JsonObject
-from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 from stepjepa.views.sequences import Kind
 
 
@@ -55,74 +51,25 @@ class LinearMap:
     target_mean: _Matrix
     target_weight: _Matrix | None = None
 
+    @property
+    def dimensions(self) -> int:
+        """D."""
+        return len(self.source_mean)
+
     def __call__(self, vectors: _Embeddings, side: Kind) -> _Embeddings:
         """Return sources or targets ``[N, D]`` behind the map, in float32: those of a pair are near each other.
 
         A regression predicts the mean target where it knows nothing; left in, all predictions would point that way.
-        ValueError for vectors with other dimensions than those that the map was fitted on.
         """
-        if vectors.shape[1] != len(self.source_mean):
-            expected = f"[N, {len(self.source_mean)}] as the map was fitted on"
-            raise ValueError(f"vectors: expected {expected}, got {[*vectors.shape]}; fit a map for this model")
         source = side == "source"
         centred = vectors - (self.source_mean if source else self.target_mean)
         weight = self.weight if source else self.target_weight
         mapped: _Embeddings = (centred if weight is None else centred @ weight).astype(np.float32)
         return mapped
 
-    def of_pairs(self, pairs: ViewEmbeddings) -> ViewEmbeddings:
-        """Return the pairs with their sources and targets as the map gives them."""
-        return replace(pairs, source=self(pairs.source, "source"), target=self(pairs.target, "target"))
-
-
-@dataclass(frozen=True, eq=False)
-class FittedMap:
-    """A linear map that was fitted on the pairs of some records, and the embeddings that it belongs to.
-
-    Attributes:
-        linear_map: the map.
-        place: where the embeddings in front of it are read.
-        fit: how the map was fitted, one of :data:`FITS`.
-        records: number of records that it was fitted on.
-        system_prompts: their most frequent system prompts; None stands for records without one.
-    """
-
-    linear_map: LinearMap
-    place: ReadoutPlace
-    fit: Fit
-    records: int
-    system_prompts: Sequence[str | None] = ()
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of everything that the vectors behind the map depend on, but for the model."""
-        digest = hashlib.sha256(f"{self.place} {self.system_prompts}".encode())
-        for values in vars(self.linear_map).values():
-            digest.update(b"" if values is None else values.tobytes())
-        return digest.hexdigest()
-
-    def of_pairs(self, pairs: ViewEmbeddings) -> ViewEmbeddings:
-        """Return the pairs, read at ``place``, as the map gives them."""
-        return self.linear_map.of_pairs(pairs)
-
-    def facts(self) -> JsonObject:
-        """Return how the map was fitted."""
-        return {"fit": self.fit.method, "penalty": self.fit.penalty}
-
-    def describe(self, file: str) -> str:
-        """Describe the map for a user who named the file of its records."""
-        layer, pooling = self.place
-        readout = f"layer {layer}, pooling {pooling}, {self._fit}"
-        return f"the linear map is fitted on {counted(self.records, 'record')} of {file}: {readout}"
-
-    @property
-    def _fit(self) -> str:
-        return f"{self.fit.method} fit, penalty {self.fit.penalty:g}"
-
-    def __repr__(self) -> str:
-        layer, pooling = self.place
-        records = counted(self.records, "record")
-        return f"FittedMap({records}, layer {layer}, pooling {pooling}, {self._fit})"
+    def arrays(self) -> dict[str, _Matrix]:
+        """Return the arguments that make the same map."""
+        return {name: values for name, values in vars(self).items() if values is not None}
 
 
 def fit_linear_maps(sources: _Embeddings, targets: _Embeddings, fits: Sequence[Fit] = FITS) -> Iterator[LinearMap]:

@@ -15,8 +15,8 @@ from stepjepa.chat.marks import Message
 from stepjepa.config.jepa import DEFAULTS, JepaConfig, Pooling
 from stepjepa.models.architecture import without_heads
 from stepjepa.models.generation_settings import save_generation_config
+from stepjepa.objectives.fitted import Fitted, FittedHeads, FittedMap
 from stepjepa.objectives.inputs import EmbedOptions, check_options
-from stepjepa.objectives.linear_map import FittedMap
 from stepjepa.objectives.reading import embedding_config, reading_config
 from stepjepa.store.environment import versions
 from stepjepa.store.folder import CARD_FILE, RUN_FILE, save_atomically
@@ -24,6 +24,12 @@ from stepjepa.store.record import RunRecord, read_record, write_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_FITTED: dict[str, tuple[type[Fitted], str]] = {
+    "linear_map": (FittedMap, "fit_linear_map"),
+    "projection_heads": (FittedHeads, "fit_projection_heads"),
+}
+"""Options of ``Jepa.embedder`` by which vectors are behind a map -> its type, and the function that fits one."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +55,24 @@ class Provenance:
     def of_options(self, options: EmbedOptions) -> JepaConfig:
         """Return the settings by which ``Jepa.embedder`` reads; see ``reading.embedding_config`` for errors.
 
-        ValueError if a readout is named beside a linear map, which belongs to one; TypeError for an option that there
-        is not, or a map that is none.
+        ValueError for a map and heads, or for a readout beside one of them, which belongs to one; TypeError for an
+        option that there is not, or a map that is none.
         """
         check_options(options)
-        layer, pooling, fitted = options.get("layer"), options.get("pooling"), options.get("linear_map")
-        if fitted is not None:
-            given: object = fitted  # a caller without types may pass a file
-            if not isinstance(given, FittedMap):
-                expected = "the result of stepjepa.fit_linear_map(jepa, records)"
-                raise TypeError(f"linear_map: expected {expected}, got {kind_of(given)}")
+        layer, pooling = options.get("layer"), options.get("pooling")
+        given: dict[str, object] = {name: value for name in _FITTED if (value := options.get(name)) is not None}
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: expected one of them, got both; vectors are those behind one")
+        for name, value in given.items():
+            fitted_type, function = _FITTED[name]
+            if not isinstance(value, fitted_type):  # a caller without types may pass a file
+                raise TypeError(
+                    f"{name}: expected the result of stepjepa.{function}(jepa, records), got {kind_of(value)}"
+                )
             if layer is not None or pooling is not None:
                 named = f"layer {layer}" if layer is not None else f"pooling {pooling!r}"
-                raise ValueError(f"linear_map: embeddings are read where it was fitted, got {named}; name it there")
-            layer, pooling = fitted.place
+                raise ValueError(f"{name}: embeddings are read where it was fitted, got {named}; name it there")
+            layer, pooling = value.place
         config = self.read_at(layer, pooling)
         changes: JsonObject = {} if options.get("max_length") is None else {"max_length": options["max_length"]}
         return replace(config, pairs="all", over_length="error", **changes)
@@ -71,12 +81,12 @@ class Provenance:
         """Return the settings for reading embeddings where training did, or at the readout that is named."""
         return embedding_config(self.settings, layer=layer, pooling=pooling)
 
-    def system_message(self, chosen: str | None, fitted: FittedMap | None = None) -> list[Message]:
+    def system_message(self, chosen: str | None, fitted: Fitted | None = None) -> list[Message]:
         """Return the system message that a question is read behind; empty for none, and for an empty text.
 
         Args:
             chosen: the system prompt; None for that of training.
-            fitted: a linear map, whose records have the system prompt instead of those of training.
+            fitted: a map, whose records have the system prompt instead of those of training.
 
         Raises:
             UserError: there were several, and none is chosen.
@@ -86,9 +96,7 @@ class Provenance:
             first_prompts = ", ".join(
                 "none" if first_prompt is None else shown(first_prompt) for first_prompt in prompts[:3]
             )
-            questions = (
-                "questions were trained behind" if fitted is None else "the linear map was fitted on questions behind"
-            )
+            questions = "questions were trained behind" if fitted is None else f"{fitted.made} on questions behind"
             fault = f"{questions} several system prompts ({first_prompts})"
             raise UserError(f"{fault}; choose one by `system_prompt`, an empty text for none, or pass records")
         prompt = prompts[0] if chosen is None and prompts else chosen or None

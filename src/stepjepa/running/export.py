@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +17,13 @@ from stepjepa.base.terminal import note
 from stepjepa.config.jepa import Dtype, Pooling
 from stepjepa.config.option import check_effects, option
 from stepjepa.data.sources import read_records
-from stepjepa.evaluation.model_reading import LAYER, LINEAR_MAP, POOLING, ReadingSettings
+from stepjepa.evaluation.model_reading import LAYER, LINEAR_MAP, POOLING, PROJECTION_HEADS, ReadingSettings
 from stepjepa.store.folder import CARD_FILE, PART, checksum_fault, open_run_folder
 from stepjepa.store.prompts import prompts_file
 from stepjepa.store.record import RunRecord, record_of, write_record
 
 if TYPE_CHECKING:
+    from stepjepa.objectives.fitted import Fitted
     from stepjepa.objectives.inputs import EmbedOptions
     from stepjepa.objectives.jepa import Jepa
 
@@ -51,6 +52,7 @@ class ExportSettings:
     layer: int | None = option(None, LAYER, only_with="embeddings")
     pooling: Pooling | None = option(None, POOLING, only_with="embeddings")
     linear_map: str | None = option(None, LINEAR_MAP, metavar="FILE", only_with="embeddings")
+    projection_heads: bool = option(False, PROJECTION_HEADS, only_with="linear_map")
     dtype: Dtype = option("auto", "dtype of the weights", only_with="output_dir")
     trust_remote_code: bool = option(False, "run code that comes with the model", only_with="output_dir")
     push_to_hub: str | None = option(None, "upload to this hub repository, created if missing", metavar="ID")
@@ -144,13 +146,18 @@ def _new_folder(settings: ExportSettings) -> Iterator[tuple[Path, Path]]:
 
 def _export_embeddings(settings: ExportSettings, name: str | None) -> None:
     """Write the folder for sentence-transformers."""
-    from stepjepa.evaluation.sentence_transformer import check_readout, write_sentence_transformer
+    from stepjepa.evaluation.sentence_transformer import check_dtype_of_heads, check_readout, write_sentence_transformer
 
+    dtype = settings.dtype
+    if settings.projection_heads:
+        dtype = "float32" if dtype == "auto" else dtype
+        check_dtype_of_heads(dtype)
     reading = ReadingSettings(
-        dtype=settings.dtype,
+        dtype=dtype,
         layer=settings.layer,
         pooling=settings.pooling,
         linear_map=settings.linear_map,
+        projection_heads=settings.projection_heads,
         system_prompt=settings.system_prompt,
         trust_remote_code=settings.trust_remote_code,
     )
@@ -164,18 +171,18 @@ def _export_embeddings(settings: ExportSettings, name: str | None) -> None:
 
 
 def _readout(reading: ReadingSettings, jepa: Jepa) -> EmbedOptions:
-    """Return the readout of a model's embeddings; with the setting ``linear_map`` a map, which is fitted here."""
-    from stepjepa.evaluation.linear_map import fit_linear_map
+    """Return the readout of a model's embeddings; with the setting ``linear_map`` a map or heads, fitted here."""
+    from stepjepa.evaluation.model_maps import fit_linear_map, fit_projection_heads
+    from stepjepa.objectives.inputs import options_behind
 
     if reading.linear_map is None:
         return reading.options
+    fit: Callable[..., Fitted] = fit_projection_heads if reading.projection_heads else fit_linear_map
     records = read_records(reading.linear_map)
     with raising_user_errors():
-        fitted = fit_linear_map(
-            jepa, records, layer=reading.layer, pooling=reading.pooling, batch_size=reading.batch_size
-        )
+        fitted = fit(jepa, records, layer=reading.layer, pooling=reading.pooling, batch_size=reading.batch_size)
     note(fitted.describe(reading.linear_map))
-    return {"linear_map": fitted}
+    return options_behind(fitted)
 
 
 def _export_model(settings: ExportSettings, name: str | None) -> None:

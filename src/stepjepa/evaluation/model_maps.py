@@ -1,4 +1,4 @@
-"""Fit a linear map for a model, to embed and to search behind it."""
+"""Fit a linear map or projection heads for a model, to embed and to search behind them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import Pooling
 from stepjepa.data.record import Record
 from stepjepa.data.records import as_records
-from stepjepa.evaluation.map_fitting import draw_pairs, fit_map, places_to_try
+from stepjepa.evaluation.map_fitting import DrawnPairs, draw_pairs, fit_map, places_to_try, train_heads
 from stepjepa.models.architecture import number_of_layers
 from stepjepa.models.encode import check_layer
+from stepjepa.objectives.fitted import FittedHeads, FittedMap
 from stepjepa.objectives.jepa import Jepa
-from stepjepa.objectives.linear_map import FittedMap
 from stepjepa.store.prompts import with_system_prompt
 
 
@@ -51,6 +51,50 @@ def fit_linear_map(
         >>> fitted = stepjepa.fit_linear_map(jepa, stepjepa.read_records("train.jsonl"))
         >>> jepa.index(answers, linear_map=fitted).search(["a question"], k=5)
     """
+    return fit_map(_drawn(jepa, records, layer, pooling, max_length=max_length, batch_size=batch_size))
+
+
+def fit_projection_heads(
+    jepa: Jepa,
+    records: Iterable[Record | JsonObject],
+    *,
+    layer: int | None = None,
+    pooling: Pooling | None = None,
+    max_length: int | None = None,
+    batch_size: int = EMBEDDED,
+) -> FittedHeads:
+    """Train projection heads on pairs of records: two small networks, behind which partners are near.
+
+    They may find what no linear map does, an answer that has to be computed. ``jepa.embed(texts,
+    projection_heads=fitted)`` and ``jepa.index(answers, projection_heads=fitted)`` embed behind them; the model itself
+    is not trained. Arguments and errors are those of :func:`fit_linear_map`.
+
+    Args:
+        jepa: see :func:`fit_linear_map`.
+        records: the tenth that chooses layer, pooling and epochs is not trained on.
+        layer: see :func:`fit_linear_map`. Without one all layers of a model without a JEPA objective are tried, which
+            takes minutes where they are many.
+        pooling: see :func:`fit_linear_map`.
+        max_length: see :func:`fit_linear_map`.
+        batch_size: sequences at a time through the model.
+
+    Example:
+        >>> fitted = stepjepa.fit_projection_heads(jepa, stepjepa.read_records("train.jsonl"))
+        >>> jepa.index(answers, projection_heads=fitted).search(["a question"], k=5)
+    """
+    return train_heads(_drawn(jepa, records, layer, pooling, max_length=max_length, batch_size=batch_size))
+
+
+def _drawn(
+    jepa: Jepa,
+    records: Iterable[Record | JsonObject],
+    layer: int | None,
+    pooling: Pooling | None,
+    *,
+    max_length: int | None,
+    batch_size: int,
+) -> DrawnPairs:
+    """Draw pairs of records, read where ``fit_linear_map`` says."""
     if not hasattr(jepa, "pair_embedder"):
         raise TypeError(f"jepa: expected Jepa.from_pretrained(path) or Jepa(...), got {kind_of(jepa)}")
     known = [*as_records(records)]
@@ -63,4 +107,4 @@ def fit_linear_map(
     )
     check_layer(layers, -1 if layer is None else layer, "layer")
     places = places_to_try(embedder.reader.config, layers if unknown_place else None)
-    return fit_map(draw_pairs(embedder, known, places, file=known[0].path if known else None))
+    return draw_pairs(embedder, known, places, file=known[0].path if known else None)

@@ -1,0 +1,174 @@
+"""``embed`` and ``search`` behind projection heads: by the formula, in Python and shell, kept beside their file."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import stepjepa
+import tiny
+from stepjepa import Jepa, JepaConfig
+from stepjepa.base.files import write_jsonl
+from stepjepa.cli.main import main
+from stepjepa.data.record import Record
+from stepjepa.evaluation.stored_map import LINEAR_MAP, PROJECTION_HEADS
+from stepjepa.objectives.fitted import FittedHeads
+from stepjepa.objectives.projection_heads import ProjectionHeads
+
+NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+KNOWN = [(f"{first} and {second}", f"{second}!") for first in NUMBERS[:6] for second in NUMBERS[:4]]
+QUERIES, ANSWERS = ["two and nine", "six and one"], ["one!", "nine!", "four!", "seven!"]
+
+
+def records() -> list[Record]:
+    return [tiny.make_record("Add.", question, answer) for question, answer in KNOWN]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -> Path:
+    """A base model, and a run with an objective; the records of ``known.jsonl`` have a system prompt."""
+    path = tmp_path_factory.mktemp("served-heads")
+    tiny.make_model("llama").save_pretrained(path / "base")
+    trained_tokenizer.save_pretrained(path / "base")
+    jepa = Jepa(tiny.make_model("llama"), copy.deepcopy(trained_tokenizer), JepaConfig(layout="branched", predictors=2))
+    jepa.system_prompt = "Add."
+    jepa.save(path / "objective")
+    write_jsonl(path / "known.jsonl", ({"messages": list(record.messages)} for record in records()))
+    write_jsonl(path / "answers.jsonl", ({"answer": text} for text in ANSWERS))
+    write_jsonl(path / "queries.jsonl", ({"question": text} for text in QUERIES))
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(folder: Path) -> Jepa:
+    return Jepa.from_pretrained(folder / "base", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def fitted(base: Jepa) -> FittedHeads:
+    return stepjepa.fit_projection_heads(base, records(), layer=1, pooling="mean")
+
+
+def by_formula(heads: ProjectionHeads, side: str, vectors: Any) -> Any:
+    """One vector after the other through the head of a side, by the formula of its docstring."""
+    weights = {name: torch.tensor(values).double() for name, values in heads.arrays().items()}
+    rows = []
+    for vector in torch.tensor(vectors).double():
+        centred = (vector - weights[f"{side}.mean"]) / weights[f"{side}.scale"]
+        hidden = F.gelu(weights[f"{side}.network.0.weight"] @ centred + weights[f"{side}.network.0.bias"])
+        rows.append(weights[f"{side}.network.2.weight"] @ hidden + weights[f"{side}.network.2.bias"])
+    return torch.stack(rows).numpy()
+
+
+@pytest.mark.parametrize(("name", "layer"), [("base", 1), ("objective", None)])
+def test_texts_are_embedded_behind_the_heads(name: str, layer: int | None, folder: Path) -> None:
+    jepa = Jepa.from_pretrained(folder / name, device="cpu")
+    fitted = stepjepa.fit_projection_heads(jepa, records(), layer=layer)
+    assert fitted.system_prompts == ("Add.",) and fitted.records < len(KNOWN)
+    new = [tiny.make_record("Add.", question, ".") for question in QUERIES]
+    answers = [tiny.make_record("Add.", "?", answer) for answer in ANSWERS]
+    pairs = jepa.pair_embedder(layer=fitted.place.layer, pooling=fitted.place.pooling)
+    expected = by_formula(fitted.heads, "source", pairs(new).source)
+    assert expected.shape == (2, 128)
+    np.testing.assert_allclose(jepa.embed(QUERIES, projection_heads=fitted, raw=True), expected, atol=2e-4)
+    np.testing.assert_allclose(jepa.embed(new, projection_heads=fitted, raw=True), expected, atol=2e-4)
+    targets = by_formula(fitted.heads, "target", pairs(answers).target)
+    np.testing.assert_allclose(jepa.embed(ANSWERS, "target", projection_heads=fitted, raw=True), targets, atol=2e-4)
+    lengths = np.linalg.norm(expected, axis=1, keepdims=True), np.linalg.norm(targets, axis=1, keepdims=True)
+    cosines = (expected / lengths[0]) @ (targets / lengths[1]).T
+    for of_query, row in zip(cosines, jepa.index(ANSWERS, projection_heads=fitted).search(QUERIES), strict=True):
+        assert [hit.index for hit in row] == np.argsort(-of_query, kind="stable").tolist()
+        assert [hit.score for hit in row] == pytest.approx(sorted(of_query, reverse=True), abs=1e-4)
+
+
+def test_heads_of_their_arrays_are_the_same(fitted: FittedHeads) -> None:
+    again = FittedHeads.of_arrays(
+        fitted.heads.arrays(), fitted.facts(), fitted.place, fitted.records, fitted.system_prompts
+    )
+    vectors = np.random.default_rng(3).normal(size=(7, fitted.heads.dimensions)).astype(np.float32)
+    for side in ("source", "target"):
+        np.testing.assert_array_equal(again(vectors, side), fitted(vectors, side))  # type: ignore[arg-type]
+    assert (again.fingerprint, repr(again)) == (fitted.fingerprint, repr(fitted))
+    other = {**fitted.heads.arrays(), "target.network.2.bias": np.zeros(128, np.float32)}
+    changed = FittedHeads.of_arrays(other, fitted.facts(), fitted.place, fitted.records, fitted.system_prompts)
+    assert changed.fingerprint != fitted.fingerprint
+
+
+def test_what_can_not_be_embedded(base: Jepa, fitted: FittedHeads) -> None:
+    linear = stepjepa.fit_linear_map(base, records(), layer=1, pooling="mean")
+    assert repr(fitted).startswith("FittedHeads(") and "behind projection heads" in repr(
+        base.embedder(projection_heads=fitted)
+    )
+    for error, message, options in (
+        (ValueError, "linear_map and projection_heads: expected one of them, got both", {"linear_map": linear}),
+        (ValueError, "projection_heads: embeddings are read where it was fitted, got layer 2", {"layer": 2}),
+    ):
+        with pytest.raises(error, match=message):
+            base.embed(QUERIES, projection_heads=fitted, **options)
+    with pytest.raises(TypeError, match=r"projection_heads: expected the result of stepjepa.fit_projection_heads\("):
+        base.embed(QUERIES, projection_heads=linear)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"linear_map: expected the result of stepjepa.fit_linear_map\("):
+        base.embed(QUERIES, linear_map=fitted)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"vectors: expected \[N, 33\] as the projection heads are trained on, got \[2, 5\]"
+    ):
+        fitted(np.zeros((2, 5), np.float32), "source")
+
+
+def run(folder: Path, command: str, *flags: object) -> int:
+    known = ["--linear_map", folder / "known.jsonl", "--projection_heads", "--layer", 1, "--pooling", "mean"]
+    return int(main([*map(str, [command, "--model_path", folder / "base", *known, *flags])]))
+
+
+def test_the_commands_do_as_python_does_and_keep_the_heads(
+    folder: Path, base: Jepa, fitted: FittedHeads, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = folder / f"known.jsonl{PROJECTION_HEADS.suffix}"
+    corpus = ["--corpus", folder / "answers.jsonl", "--query", *QUERIES, "--json"]
+    assert run(folder, "search", *corpus) == 0
+    captured = capsys.readouterr()
+    epochs = f"{fitted.heads.epochs:,} epochs"
+    words = (
+        f"the projection heads are trained on {fitted.records} records of {folder}/known.jsonl: layer 1, pooling mean"
+    )
+    assert f"note: {words}, {epochs}\n" in captured.err
+    found = json.loads(captured.out)["results"]
+    for result, row in zip(found, base.index(ANSWERS, projection_heads=fitted).search(QUERIES), strict=True):
+        assert [hit["text"] for hit in result["hits"]] == [hit.text for hit in row]
+        assert [hit["score"] for hit in result["hits"]] == pytest.approx([hit.score for hit in row], abs=2e-6)
+    # They are not trained again, and a linear map of the same file is kept beside them.
+    before = stored.read_bytes()
+    flags = ["--input_file", folder / "queries.jsonl", "--column", "question", "--output_file", tmp_path / "q.npy"]
+    with monkeypatch.context() as patched:
+        patched.setattr("stepjepa.evaluation.model_maps.train_heads", None)
+        assert run(folder, "embed", *flags) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "q.npy"), base.embed(QUERIES, projection_heads=fitted), atol=2e-6)
+    capsys.readouterr()
+    linear = ["search", "--model_path", folder / "base", "--linear_map", folder / "known.jsonl"]
+    assert main([*map(str, [*linear, *corpus])]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["results"] != found
+    # The corpus is not that of the heads.
+    assert "answers.jsonl.embeddings.safetensors belongs to another model or corpus" in captured.err
+    assert (folder / f"known.jsonl{LINEAR_MAP.suffix}").is_file() and stored.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["search", "embed", "export"])
+def test_heads_need_the_records_that_they_are_trained_on(
+    command: str, folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    texts = ["--input_file", folder / "queries.jsonl", "--column", "question", "--output_file", tmp_path / "q.npy"]
+    flags = {
+        "search": ["--corpus", folder / "answers.jsonl", "--query", "?"],
+        "embed": texts,
+        "export": ["--embeddings", "--output_dir", tmp_path / "st"],
+    }[command]
+    assert main([*map(str, [command, "--model_path", folder / "objective", "--projection_heads", *flags])]) == 2
+    assert "--projection_heads does nothing without --linear_map; add it or leave it out" in capsys.readouterr().err
