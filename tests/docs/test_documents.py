@@ -23,6 +23,8 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.cli.commands import COMMANDS, make_parser, parse
 from stepjepa.cli.flags import trainer_flags
 from stepjepa.cli.main import main, normalise
+from stepjepa.evaluation import map_fitting
+from stepjepa.objectives import head_training
 from stepjepa.objectives.term import TERMS
 from stepjepa.tasks.registry import TASKS, load_task
 from stepjepa.views.layouts import LAYOUTS
@@ -41,6 +43,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def world(tmp_path: Path, shared: Path, quick_nl_rx: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    # Projection heads are trained for a thousand steps, and their place is chosen by hundreds.
+    monkeypatch.setattr(head_training, "FEWEST_STEPS", 10)
+    monkeypatch.setattr(map_fitting, "STEPS_TRIED", 10)
     before, modules = dict(os.environ), set(sys.modules)
     registered: list[tuple[dict[str, Any], dict[str, Any]]] = [(known, dict(known)) for known in (LAYOUTS, TERMS)]
     yield World(tmp_path, shared)

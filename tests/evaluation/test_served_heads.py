@@ -172,3 +172,16 @@ def test_heads_need_the_records_that_they_are_trained_on(
     }[command]
     assert main([*map(str, [command, "--model_path", folder / "objective", "--projection_heads", *flags])]) == 2
     assert "--projection_heads does nothing without --linear_map; add it or leave it out" in capsys.readouterr().err
+
+
+def test_a_choice_by_few_held_out_records_is_noted(base: Jepa, capsys: Any) -> None:
+    few = "2 held-out records of memory.jsonl choose the map, which leaves much to chance; of 100 records 10 do"
+    stepjepa.fit_linear_map(base, records(), layer=1, pooling="mean")
+    assert capsys.readouterr().err.count(f"note: {few}\n") == 1
+    questions = [
+        tiny.make_record("Add.", f"{first} and {second}", f"{second}!") for first in NUMBERS for second in NUMBERS
+    ]
+    more = [*questions, *(tiny.make_record("Add.", f"{first} with {first}", "two!") for first in NUMBERS * 3)]
+    assert len(more) >= 100
+    stepjepa.fit_linear_map(base, more, layer=1, pooling="mean")
+    assert "held-out" not in capsys.readouterr().err

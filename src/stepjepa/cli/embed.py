@@ -48,7 +48,10 @@ class EmbedFlags:
     )
     raw: bool = option(False, "write vectors as they are read; else of length 1")
     no_cache: bool = option(
-        False, "neither read nor write the map beside the file of --linear_map", group="files", only_with="linear_map"
+        False,
+        "neither read nor write the map or the heads beside the file of --linear_map",
+        group="files",
+        only_with="linear_map",
     )
 
 
@@ -91,6 +94,6 @@ def run(args: argparse.Namespace) -> JsonObject:
 EMBED = Command(
     run,
     flags=((EmbedFlags, "embedding"), (ReadingSettings, "model"), (JsonFlags, "files")),
-    common="model_path input_file output_file overwrite column side raw batch_size linear_map json",
+    common="model_path input_file output_file overwrite column side raw batch_size linear_map projection_heads json",
     epilog=EPILOG,
 )

@@ -52,7 +52,9 @@ class SearchFlags:
     output_file: str | None = option(None, "JSON lines, one a query", metavar="FILE", group="files")
     overwrite: bool = option(False, "let --output_file replace a file", group="files", only_with="output_file")
     no_cache: bool = option(
-        False, "neither read nor write the embeddings beside the corpus, and the map of --linear_map", group="files"
+        False,
+        "neither read nor write the embeddings beside the corpus, and the map or the heads of --linear_map",
+        group="files",
     )
 
 
@@ -116,6 +118,6 @@ def _check_files(args: argparse.Namespace) -> None:
 SEARCH = Command(
     run,
     flags=((SearchFlags, "search"), (ReadingSettings, "model"), (JsonFlags, "files")),
-    common="model_path corpus column bad_records query queries k linear_map json",
+    common="model_path corpus column bad_records query queries k linear_map projection_heads json",
     epilog=EPILOG,
 )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError
 from stepjepa.base.terminal import note
 from stepjepa.config.jepa import JepaConfig
@@ -35,6 +36,9 @@ FINALISTS = 3
 
 FEWEST_RECORDS = 20
 """Fewest records with a pair that a map is fitted on."""
+
+FEW_HELD_OUT = 10
+"""Fewer records than these choose a map by chance: a user is told so."""
 
 
 class Choice(NamedTuple):
@@ -123,6 +127,9 @@ def draw_pairs(
     if len(records) < FEWEST_RECORDS:
         raise UserError(f"has {len(records):,} {kind}; a linear map is fitted on at least {FEWEST_RECORDS}", path=file)
     known, held_out = _drawn(embedder, records, file, kind)
+    if len(held_out) < FEW_HELD_OUT:
+        chosen = f"{counted(len(held_out), 'held-out record')} of {file or 'the records'}"
+        note(f"{chosen} choose the map, which leaves much to chance; of {10 * FEW_HELD_OUT} records {FEW_HELD_OUT} do")
     return DrawnPairs(embedder, records, embedder.at(known, places), embedder.at(held_out, places), held_out)
 
 
