@@ -141,7 +141,14 @@ def retrieve(
         for each, mean in zip(RETRIEVAL_METRICS, means, strict=True)
     }
     readout = {"views": "llm-jepa", "layer": layer, "pooling": "last"}
-    fitted = {"file": "known.jsonl", "left_out": 0, "queries": 11, "candidates": 7, "readout": {**readout, "layer": 3}}
+    fitted = {
+        "file": "known.jsonl",
+        "left_out": 0,
+        "every_layer": True,
+        "queries": 11,
+        "candidates": 7,
+        "readout": {**readout, "layer": 3},
+    }
     maps: dict[str, tuple[float | None, dict[str, Any]]] = {
         "linear_map": (behind_map, {"records": 31, "fit": "ridge", "penalty": 0.01}),
         "projection_heads": (behind_heads, {"records": 29, "epochs": 15}),

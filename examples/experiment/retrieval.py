@@ -89,7 +89,8 @@ def embed_everywhere(
     config = JepaConfig(mode="llm-jepa", predictors=0, layout=layout, pooling="mean")
     places = [ReadoutPlace(layer, pooling) for layer, pooling in product(layers, POOLINGS)]
     embedder = pair_embedder(model, tokenizer, config, 64 if model.device.type == "cpu" else 256)
-    return {place: (pairs.source, pairs.target) for place, pairs in embedder.at(records, places).items()}
+    embedded = embedder.at(records, places)
+    return {(place.layer, place.pooling): (pairs.source, pairs.target) for place, pairs in embedded.items()}
 
 
 def centre(matrix: Matrix, readout: Readout) -> Matrix:

@@ -36,6 +36,7 @@ from stepjepa.objectives.reading import embedding_config
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 
 CONFIG = JepaConfig(mode="llm-jepa", predictors=0, pooling="mean")
+OWN = ReadoutPlace(-1, "mean")
 
 FIVE = ["one", "two", "three", "four", "five"]
 TWENTY = [f"{first} {second}" for first in FIVE for second in ("six", "seven", "nine", "ten")]
@@ -131,11 +132,11 @@ def jepa(trained_tokenizer: Any) -> Jepa:
 
 def test_places_are_those_of_separate_passes(jepa: Jepa) -> None:
     known = records(["one", "two", "three", "two", "seven"], "question")
-    places = places_to_try(CONFIG, layers=2)
-    assert len(places) == 6 and places_to_try(CONFIG, None) == [ReadoutPlace(-1, "mean")]
+    places = places_to_try(OWN, 2)
+    assert len(places) == 6 and places_to_try(OWN, None) == [ReadoutPlace(-1, "mean")]
     embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
     together = embedder.at(known, places)
-    for layer, pooling in places:
+    for layer, pooling, _ in places:
         config = embedding_config(None, layer=layer, pooling=pooling)
         alone = pair_embedder(jepa.model, jepa.tokenizer, config)(known)
         for side in ("source", "target"):
@@ -152,13 +153,16 @@ def test_questions_of_the_test_file_are_not_fitted_on(jepa: Jepa) -> None:
     # Case and white space don't make another question.
     assert not_in_test([*known, *records(["ONE"], " test ")], test) == known
     embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
-    fitted = fit_map(draw_pairs(embedder, known, places_to_try(CONFIG, layers=1), file="known.jsonl"))
-    mapped = rank_behind_map(embedder, fitted, test, [None] * len(test), file="known.jsonl", left_out=5)
+    fitted = fit_map(draw_pairs(embedder, known, places_to_try(OWN, 1), file="known.jsonl"))
+    mapped = rank_behind_map(
+        embedder, fitted, test, [None] * len(test), file="known.jsonl", left_out=5, every_layer=True
+    )
     assert mapped.summary() | {"records": 20, "left_out": 5, "file": "known.jsonl"} == mapped.summary()
     with pytest.raises(
-        UserError, match=r"known.jsonl: has 19 records of some kind; a linear map is fitted on at least"
+        UserError,
+        match=r"known.jsonl: has 19 records of some kind; linear maps and projection heads are fitted on at least",
     ):
-        draw_pairs(embedder, known[1:], places_to_try(CONFIG, None), file="known.jsonl", kind="records of some kind")
+        draw_pairs(embedder, known[1:], places_to_try(OWN, None), file="known.jsonl", kind="records of some kind")
 
 
 class Watched:
@@ -183,7 +187,7 @@ class Watched:
 def asked_of(given: Sequence[Record]) -> list[list[str]]:
     """The questions of known pairs, of those that compare maps, and of all."""
     watched = Watched()
-    fitted = fit_map(draw_pairs(watched, given, places_to_try(CONFIG, None), file=None))  # type: ignore[arg-type]
+    fitted = fit_map(draw_pairs(watched, given, places_to_try(OWN, None), file=None))  # type: ignore[arg-type]
     assert fitted.records == len(given) == len(watched.asked[2])
     return watched.asked
 
@@ -216,13 +220,13 @@ def test_projection_heads_know_no_question_that_chooses_them() -> None:
     """Of each record that has a question a second time, in capitals, either both are held out or none is known."""
     twice = [*records(TWENTY, "known"), *records([text.upper() for text in TWENTY], "known")]
     watched = Watched()
-    drawn = draw_pairs(watched, twice, places_to_try(CONFIG, layers=1), file=None)  # type: ignore[arg-type]
+    drawn = draw_pairs(watched, twice, places_to_try(OWN, 1), file=None)  # type: ignore[arg-type]
     heads = train_heads(drawn)
     tried, held_out, known = watched.asked
     assert len(watched.places[-1]) == map_fitting.FINALISTS < len(watched.places[0])
     assert len(held_out) == 4 and heads.records == len(known) == len(tried) == 32
     assert not {text.casefold() for text in known} & {text.casefold() for text in held_out}
-    assert heads.place in places_to_try(CONFIG, layers=1)
+    assert heads.place in places_to_try(OWN, 1)
 
 
 @pytest.mark.usefixtures("short_heads")
@@ -249,11 +253,11 @@ def test_records_that_choose_have_pairs(jepa: Jepa) -> None:
     for number in chosen[2:]:
         given[number] = replace(given[number], views=None)
     embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
-    assert fit_map(draw_pairs(embedder, given, places_to_try(CONFIG, None), file="known.jsonl")).records == 20
+    assert fit_map(draw_pairs(embedder, given, places_to_try(OWN, None), file="known.jsonl")).records == 20
     given[chosen[5]] = replace(given[chosen[5]], views=())
     fault = r"known.jsonl: has 19 records with a pair within max_length 512 \(3 of 22 records have no pair: .*\), of 22"
-    with pytest.raises(UserError, match=f"{fault}; a linear map is fitted on at least 20"):
-        fit_map(draw_pairs(embedder, given, places_to_try(CONFIG, None), file="known.jsonl"))
+    with pytest.raises(UserError, match=f"{fault}; linear maps and projection heads are fitted on at least 20"):
+        fit_map(draw_pairs(embedder, given, places_to_try(OWN, None), file="known.jsonl"))
 
 
 def test_records_without_a_pair_are_counted_by_file_and_noted(jepa: Jepa, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,11 +267,13 @@ def test_records_without_a_pair_are_counted_by_file_and_noted(jepa: Jepa, capsys
     embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
     assert str(embedder(test).without_pair).startswith("1 of 6 records has no pair: ")
     known = not_in_test([*records(TWENTY, "known"), *empty], test)
-    fitted = fit_map(draw_pairs(embedder, known, places_to_try(CONFIG, None), file="known.jsonl"))
+    fitted = fit_map(draw_pairs(embedder, known, places_to_try(OWN, None), file="known.jsonl"))
     # The other one has a question of the test file.
     assert len(known) == 21 and fitted.records == 20
     assert "note: not used for the linear map: 1 of 21 records has no pair: " in capsys.readouterr().err
-    mapped = rank_behind_map(embedder, fitted, test, [None] * len(test), file="known.jsonl", left_out=1)
+    mapped = rank_behind_map(
+        embedder, fitted, test, [None] * len(test), file="known.jsonl", left_out=1, every_layer=False
+    )
     assert str(mapped.retrieval.without_pair).startswith("1 of 6 records has no pair: ")
 
 

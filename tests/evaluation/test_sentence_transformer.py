@@ -219,8 +219,6 @@ def test_a_map_is_in_the_folder(
     np.testing.assert_allclose(model.encode(TEXTS, task="query"), queries, atol=1e-4)  # as LangChain calls it
     model.save_pretrained(str(tmp_path / "saved"))
     np.testing.assert_allclose(sentence_transformer(tmp_path / "saved").encode_query(TEXTS), queries, atol=1e-4)
-    as_they_are = jepa.embed(TEXTS, layer=fitted.place.layer, pooling=fitted.place.pooling)
-    assert as_they_are.shape != queries.shape or np.abs(as_they_are - queries).max() > 1e-2
     readme = (tmp_path / "st" / "README.md").read_text()
     records = 31 if fit is fit_linear_map else 28  # three of them choose the epochs
     assert f"behind {fitted.kind} fitted on {records} records" in readme
@@ -315,7 +313,7 @@ def test_the_command_exports_another_readout_and_a_map(tiny_tokenizer: Any, tmp_
     assert main([*command, str(tmp_path / "heads"), *heads_flags]) == 0
     assert "the projection heads are trained on 28 records of" in capsys.readouterr().err
     assert main([*command, str(tmp_path / "half"), *heads_flags, "--dtype", "bfloat16"]) == 2
-    assert "with projection heads can be written in bfloat16: the mean that" in capsys.readouterr().err
+    assert "with projection heads behind means can be written in bfloat16: a mean" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"base", "mean", "map", "heads", "pairs.jsonl"}
     assert "trained without a joint-embedding loss" in (tmp_path / "map" / "README.md").read_text()
     jepa = Jepa.from_pretrained(base, device="cpu")
@@ -346,7 +344,7 @@ def test_weights_in_bfloat16_are_read_as_ours(tiny_tokenizer: Any, tmp_path: Pat
     cosines = (model.encode_query(TEXTS) * jepa.embed(TEXTS, linear_map=fitted)).sum(1)
     assert cosines.min() > 0.98
     heads = fit_projection_heads(jepa, pairs_of_numbers(), pooling="mean")
-    with pytest.raises(UserError, match="can be written in bfloat16: the mean that they read is float32 there"):
+    with pytest.raises(UserError, match="can be written in bfloat16: a mean is float32 there"):
         export(jepa, tmp_path / "heads", projection_heads=heads)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from stepjepa.cli.main import main
 from stepjepa.data.record import Record
 from stepjepa.evaluation.stored_map import LINEAR_MAP, PROJECTION_HEADS
 from stepjepa.objectives.fitted import FittedHeads
-from stepjepa.objectives.projection_heads import ProjectionHeads
+from stepjepa.objectives.projection_heads import Head, ProjectionHeads
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 KNOWN = [(f"{first} and {second}", f"{second}!") for first in NUMBERS[:6] for second in NUMBERS[:4]]
@@ -175,7 +176,8 @@ def test_heads_need_the_records_that_they_are_trained_on(
 
 
 def test_a_choice_by_few_held_out_records_is_noted(base: Jepa, capsys: Any) -> None:
-    few = "2 held-out records of memory.jsonl choose the map, which leaves much to chance; of 100 records 10 do"
+    few = "where embeddings are read is chosen by 2 held-out records, which leaves much to chance; "
+    few += "of 100 records 10 are held out"
     stepjepa.fit_linear_map(base, records(), layer=1, pooling="mean")
     assert capsys.readouterr().err.count(f"note: {few}\n") == 1
     questions = [
@@ -185,3 +187,83 @@ def test_a_choice_by_few_held_out_records_is_noted(base: Jepa, capsys: Any) -> N
     assert len(more) >= 100
     stepjepa.fit_linear_map(base, more, layer=1, pooling="mean")
     assert "held-out" not in capsys.readouterr().err
+
+
+def test_the_corpus_is_that_of_the_heads(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """Its stored embeddings are behind the heads of one file; those of another file have others."""
+    other = tmp_path / "other.jsonl"
+    write_jsonl(other, ({"messages": list(record.messages)} for record in [*records()[4:], *records()[:3]]))
+    corpus = ["--corpus", folder / "answers.jsonl", "--query", *QUERIES, "--json"]
+
+    def scores(known: Path, *flags: object) -> list[float]:
+        heads = ["--linear_map", known, "--projection_heads", "--layer", 1, "--pooling", "mean"]
+        assert main([*map(str, ["search", "--model_path", folder / "base", *heads, *corpus, *flags])]) == 0
+        results = json.loads(capsys.readouterr().out)["results"]
+        return [hit["score"] for result in results for hit in result["hits"]]
+
+    first, second = (scores(known) for known in (folder / "known.jsonl", other))
+    assert first != second
+    assert first == pytest.approx(scores(folder / "known.jsonl", "--no_cache"), abs=2e-6)
+    assert second == pytest.approx(scores(other, "--no_cache"), abs=2e-6)
+
+
+def test_heads_of_another_training_are_trained_again(
+    folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--input_file", folder / "queries.jsonl", "--column", "question", "--overwrite"]
+    flags += ["--output_file", folder / "q.npy"]
+    for settings, again in ((PROJECTION_HEADS.settings, False), ({"training": {"epochs": 7}}, True)):
+        assert run(folder, "embed", *flags) == 0
+        capsys.readouterr()
+        monkeypatch.setattr(
+            "stepjepa.evaluation.stored_map.PROJECTION_HEADS", replace(PROJECTION_HEADS, settings=settings)
+        )
+        assert run(folder, "embed", *flags) == 0
+        assert ("projection_heads.safetensors belongs to another" in capsys.readouterr().err) == again
+
+
+def test_the_fingerprint_has_everything_that_vectors_depend_on(fitted: FittedHeads) -> None:
+    place = fitted.place
+    others = [
+        replace(fitted, place=place._replace(layer=2)),
+        replace(fitted, place=place._replace(pooling="last")),
+        replace(fitted, place=place._replace(predictors=False)),
+        replace(fitted, system_prompts=("Sum.",)),
+    ]
+    assert len({fitted.fingerprint, *(each.fingerprint for each in others)}) == 5
+
+
+def test_records_without_a_pair_are_noted(base: Jepa, capsys: Any) -> None:
+    empty = replace(records()[0], views=())
+    fitted = stepjepa.fit_projection_heads(base, [*records(), empty], layer=1, pooling="mean")
+    assert fitted.records < len(KNOWN)
+    assert "note: not used for the projection heads: 1 of " in capsys.readouterr().err
+
+
+def test_a_constant_dimension_has_no_weight(base: Jepa) -> None:
+    """Divided by 1e-6, its rounding was what one saw of it."""
+    generator = np.random.default_rng(3)
+    known = generator.normal(size=(31, 5)).astype(np.float32)
+    known[:, 2] = 1000
+    head = Head.of(torch.tensor(known))
+    new = torch.tensor(known[:3])
+    moved = new.clone()
+    moved[:, 2] += 1e-4 * 1000
+    assert torch.allclose(head.scale, torch.tensor(known).std(0) + 1e-6) is False
+    assert head.scale[2] == 1 and (head(moved) - head(new)).abs().max() < 0.1
+
+
+def test_loaded_heads_move_no_generator_and_are_used_anywhere(base: Jepa, fitted: FittedHeads) -> None:
+    state = torch.random.get_rng_state()
+    again = ProjectionHeads.of_arrays(fitted.heads.arrays(), 3)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    vectors = np.ones((2, 33))
+    vectors.flags.writeable = False
+    np.testing.assert_allclose(fitted(vectors, "source"), again(vectors.astype(np.float32), "source"))
+    with pytest.raises(ValueError, match="side: expected 'source' or 'target', got 'sources'"):
+        fitted(vectors, "sources")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"expected \[N, 33\] as the projection heads are trained on, got \[33\]"):
+        fitted(vectors[0], "source")
+    with torch.inference_mode():
+        inside = stepjepa.fit_projection_heads(base, records(), layer=1, pooling="mean")
+    np.testing.assert_array_equal(inside(vectors, "source"), fitted(vectors, "source"))

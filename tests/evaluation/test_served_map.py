@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,9 @@ from stepjepa.cli.main import main
 from stepjepa.data.record import Record
 from stepjepa.evaluation.stored_map import LINEAR_MAP
 from stepjepa.objectives.embedding import normalised
+from stepjepa.objectives.inputs import options_behind
 from stepjepa.objectives.linear_map import LinearMap
-from stepjepa.objectives.reading import embedding_config
+from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 from stepjepa.store.prompts import with_system_prompt
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -43,7 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -> 
     trained_tokenizer.save_pretrained(path / "base")
     branched = JepaConfig(layout="branched", predictors=2)
     for name, config in {"regular": JepaConfig(mode="regular"), "objective": branched, "no prompt": branched}.items():
-        jepa = Jepa(tiny.make_model("llama"), copy.deepcopy(trained_tokenizer), config)
+        model = tiny.make_model("llama", seed=5 if name == "objective" else 3)
+        jepa = Jepa(model, copy.deepcopy(trained_tokenizer), config)
         jepa.system_prompt = None if name == "no prompt" else "Trained."
         jepa.save(path / name)
     write_jsonl(path / "known.jsonl", ({"messages": list(record.messages)} for record in records("Add.")))
@@ -62,10 +66,13 @@ def test_texts_are_embedded_behind_the_map(name: str, folder: Path) -> None:
     system = "Add." if name in ("base", "no prompt") else "Trained."
     assert fitted.system_prompts == (system,) and fitted.records == len(KNOWN)
     known, new = with_system_prompt(records("Add."), system), [tiny.make_record(system, q, ".") for q in QUERIES]
-    embedder = jepa.pair_embedder(layer=fitted.place.layer, pooling=fitted.place.pooling)
-    pairs = embedder(known)
+    embedder = jepa.pair_embedder() if jepa.has_objective else jepa.pair_embedder(pooling="mean")
+
+    def pairs(given: list[Record]) -> ViewEmbeddings:
+        return embedder.at(given, [fitted.place])[fitted.place]
+
     answers = [tiny.make_record(system, "?", answer) for answer in ANSWERS]
-    expected, targets = slow_map(fitted.fit, pairs, embedder(new).source, embedder(answers).target)
+    expected, targets = slow_map(fitted.fit, pairs(known), pairs(new).source, pairs(answers).target)
     expected = same_signs(expected, jepa.embed(QUERIES, linear_map=fitted, raw=True))
     np.testing.assert_allclose(jepa.embed(QUERIES, linear_map=fitted, raw=True), expected, atol=2e-4)
     np.testing.assert_allclose(jepa.embed(QUERIES, linear_map=fitted), normalised(expected), atol=2e-3)
@@ -83,16 +90,17 @@ def test_texts_are_embedded_behind_the_map(name: str, folder: Path) -> None:
 def test_a_model_without_an_objective_is_read_where_held_out_pairs_are_found(folder: Path) -> None:
     base, trained = (Jepa.from_pretrained(folder / name, device="cpu") for name in ("base", "objective"))
     assert not base.has_objective and trained.has_objective
-    own = embedding_config(trained.config.to_dict())
-    assert stepjepa.fit_linear_map(trained, records()).place == (own.jepa_layer, own.pooling)
-    assert stepjepa.fit_linear_map(base, records(), layer=1, pooling="last").place == (1, "last")
+    assert stepjepa.fit_linear_map(base, records(), layer=1, pooling="last").place == (1, "last", True)
+    assert stepjepa.fit_linear_map(trained, records(), layer=1, pooling="last").place == (1, "last", True)
     place = stepjepa.fit_linear_map(base, records()).place
     assert place.layer in range(3) and place.pooling in ("last", "mean")
 
 
 def test_what_can_not_be_fitted_or_read(folder: Path) -> None:
     jepa = Jepa.from_pretrained(folder / "base", device="cpu")
-    with pytest.raises(UserError, match=r"memory.jsonl: has 19 records; a linear map is fitted on at least 20"):
+    with pytest.raises(
+        UserError, match=r"memory.jsonl: has 19 records; linear maps and projection heads are fitted on at least 20"
+    ):
         stepjepa.fit_linear_map(jepa, records()[:19])
     with pytest.raises(ValueError, match="layer: expected -3 to 2 for a model of 2 layers, got 5"):
         stepjepa.fit_linear_map(jepa, records(), layer=5)
@@ -158,7 +166,10 @@ def test_the_map_is_kept_beside_its_file_and_renewed(
     # Another model, another readout, other records: fitted anew, and the corpus is embedded behind the new map.
     for flags, model in (((), "objective"), (("--layer", 0), "base")):
         other, notes = search(folder, capsys, *flags, model=model)
-        assert other != first and f"{stored} belongs to another model, or other records; it is written again" in notes
+        assert (
+            other != first
+            and f"{stored} belongs to another model, other records or another readout; it is written again" in notes
+        )
         assert "answers.jsonl.embeddings.safetensors belongs to another model or corpus" in notes
     assert search(folder, capsys)[0] == first
     # Another length: the stored map is none of its records.
@@ -188,7 +199,7 @@ def test_what_the_commands_refuse(folder: Path, tmp_path: Path, capsys: Any) -> 
         (
             "search",
             [*corpus, "--linear_map", few, "--bad_records", "skip"],
-            "few.jsonl: has 3 records; a linear map is",
+            "few.jsonl: has 3 records; linear maps and",
         ),
         ("search", [*corpus, "--max_length", 3], "known.jsonl: has 0 records with a pair within max_length 3"),
         ("search", [*corpus, "--layer", 7], "--layer: expected -3 to 2 for a model of 2 layers, got 7"),
@@ -234,3 +245,34 @@ def test_a_corpus_of_a_model_of_the_other_direction(folder: Path, trained_tokeni
         assert [[hit["text"] for hit in result["hits"]] for result in found] == [
             [h.text for h in row] for row in expected
         ]
+
+
+@pytest.mark.parametrize("fit", [stepjepa.fit_linear_map, stepjepa.fit_projection_heads])
+def test_a_map_is_tried_in_the_same_places_whatever_a_model_was_trained_with(
+    fit: Any, trained_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model with an objective was tried in its own place alone; plain training had a choice that it lacked."""
+    monkeypatch.setattr("stepjepa.objectives.head_training.FEWEST_STEPS", 20)
+    monkeypatch.setattr("stepjepa.evaluation.map_fitting.STEPS_TRIED", 20)
+    plain, trained = (
+        Jepa(tiny.make_model("llama"), copy.deepcopy(trained_tokenizer), config)
+        for config in (JepaConfig(mode="regular"), JepaConfig(layout="branched", predictors=2))
+    )
+    # Where it was trained to be read nothing is found.
+    monkeypatch.setattr(
+        "stepjepa.evaluation.map_fitting.rank_targets",
+        lambda pairs, names, config: SimpleNamespace(means=lambda: {"mrr": ranks[len(names)].pop(0)}),
+    )
+    ranks: Any = defaultdict(lambda: [0.25] * 100)
+    own = fit(trained, records("Add."))
+    assert own.place == ReadoutPlace(-1, "last")  # of equal ones the first
+    ranks = defaultdict(lambda: [0.0] * 8 + [0.25] * 100)
+    fitted = fit(trained, records("Add."))
+    assert fitted.place in [ReadoutPlace(layer, how, False) for layer in range(3) for how in ("mean", "last")]
+    # The same weights give the same vectors behind the same map, by texts and by records.
+    monkeypatch.undo()
+    option = options_behind(fitted)
+    bare = replace(fitted, place=fitted.place._replace(predictors=True))
+    for given in (QUERIES, [tiny.make_record("Add.", question, ".") for question in QUERIES]):
+        expected = plain.embed(given, **options_behind(bare))
+        np.testing.assert_allclose(trained.embed(given, **option), expected, atol=1e-5)

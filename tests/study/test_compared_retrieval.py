@@ -114,7 +114,9 @@ def test_projection_heads_are_a_baseline_beside_the_linear_map(runs):
     assert "projection_heads_mrr" not in comparison.differences["llm-jepa"].retrieval
     assert "linear_map_mrr" in comparison.differences["llm-jepa"].retrieval
     (note,) = (note for note in comparison.notes if "projection heads" in note)
-    assert note.startswith("the projection heads are not trained on the same records in all runs; ")
+    assert note.startswith(
+        "the projection heads are not trained on the same records, in the same places, in all runs; "
+    )
     assert note.endswith(": regular 29 records of known.jsonl; llm-jepa 2,900 records of known.jsonl")
 
 
@@ -174,7 +176,7 @@ def test_linear_maps_of_other_records_are_shown_and_not_compared(runs):
         "behind a linear map: regular 25.0%, llm-jepa 25.0%; "
         "as it is, over regular behind the map: llm-jepa (+25.0 points)"
     )
-    fault = "the linear maps are not fitted on the same records, by the same fits, in all runs"
+    fault = "the linear maps are not fitted on the same records, in the same places, by the same fits, in all runs"
     note = f"{fault}; where they are not, no difference is given until they are evaluated again, with `overwrite`"
     described = "regular 31 records of known.jsonl; llm-jepa 3,100 records of known.jsonl"
     assert f"{note}: {described}" in comparison.notes

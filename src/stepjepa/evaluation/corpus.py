@@ -144,7 +144,7 @@ def corpus_fingerprint(jepa: Jepa, model_path: str, texts: list[Text], side: Kin
     """
     readout: JsonObject = {"side": side, "layer": options.get("layer"), "pooling": options.get("pooling")}
     if (fitted := fitted_of(options)) is not None:
-        readout[fitted.kind] = fitted.fingerprint
+        readout[fitted.name] = fitted.fingerprint
     digest = hashlib.sha256(json.dumps(loaded_model(jepa, model_path) | readout).encode())
     for text in texts:
         digest.update(f"{len(text.text)}:{text.text}".encode("utf-8", "surrogatepass"))

@@ -9,7 +9,7 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tqdm import tqdm
 
@@ -36,9 +36,13 @@ FINALISTS = 3
 
 FEWEST_RECORDS = 20
 """Fewest records with a pair that a map is fitted on."""
+_NEEDED = f"linear maps and projection heads are fitted on at least {FEWEST_RECORDS}"
 
 FEW_HELD_OUT = 10
-"""Fewer records than these choose a map by chance: a user is told so."""
+"""Where fewer records choose a map, a user is told so."""
+
+
+POOLINGS: tuple[Literal["mean", "last"], ...] = ("mean", "last")
 
 
 class Choice(NamedTuple):
@@ -71,18 +75,25 @@ def choose_readout(
     return best
 
 
-def places_to_try(config: JepaConfig, layers: int | None) -> list[ReadoutPlace]:
-    """Return where embeddings are tried: where ``config`` reads them, or every layer with both poolings.
+def places_to_try(own: ReadoutPlace, layers: int | None, *, has_objective: bool = False) -> list[ReadoutPlace]:
+    """Return where embeddings are tried: at every layer with both poolings, whatever the model was trained with.
+
+    So no model has a choice that another one lacks, and what is found behind their maps can be compared.
 
     Args:
-        config: the settings by which the views are read.
-        layers: number of layers, all of which are tried; None to read where ``config`` says.
+        own: where the settings read embeddings.
+        layers: number of layers of the model; None to try ``own`` alone.
+        has_objective: the model was trained with a JEPA objective: ``own`` is tried, too, and texts without the
+            predictor tokens of its training elsewhere.
     """
     if layers is None:
-        return [ReadoutPlace(config.jepa_layer, config.pooling)]
-    return [
-        place for layer in range(layers + 1) for place in (ReadoutPlace(layer, "mean"), ReadoutPlace(layer, "last"))
+        return [own]
+    everywhere = [
+        ReadoutPlace(layer, pooling, predictors=not has_objective)
+        for layer in range(layers + 1)
+        for pooling in POOLINGS
     ]
+    return [own, *everywhere] if has_objective else everywhere
 
 
 @dataclass(frozen=True)
@@ -125,11 +136,11 @@ def draw_pairs(
         UserError: there are too few records, or too few have a pair.
     """
     if len(records) < FEWEST_RECORDS:
-        raise UserError(f"has {len(records):,} {kind}; a linear map is fitted on at least {FEWEST_RECORDS}", path=file)
+        raise UserError(f"has {len(records):,} {kind}; {_NEEDED}", path=file)
     known, held_out = _drawn(embedder, records, file, kind)
     if len(held_out) < FEW_HELD_OUT:
-        chosen = f"{counted(len(held_out), 'held-out record')} of {file or 'the records'}"
-        note(f"{chosen} choose the map, which leaves much to chance; of {10 * FEW_HELD_OUT} records {FEW_HELD_OUT} do")
+        chosen = f"where embeddings are read is chosen by {counted(len(held_out), 'held-out record')}"
+        note(f"{chosen}, which leaves much to chance; of {10 * FEW_HELD_OUT} records {FEW_HELD_OUT} are held out")
     return DrawnPairs(embedder, records, embedder.at(known, places), embedder.at(held_out, places), held_out)
 
 
@@ -215,7 +226,7 @@ def _drawn(
         why = embedder.tokenizer.without_pair
         limit = f"within max_length {embedder.reader.config.max_length}{f' ({why})' if why else ''}"
         fault = f"has {len(usable):,} {kind} with a pair {limit}, of {len(drawn):,}"
-        raise UserError(f"{fault}; a linear map is fitted on at least {FEWEST_RECORDS}", path=file)
+        raise UserError(f"{fault}; {_NEEDED}", path=file)
     count = len(usable) * count // len(drawn)
     known, held_out = usable[count:], usable[:count]
     return apart_from(held_out, known), held_out

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.record import Record
 from stepjepa.evaluation.retrieval import Retrieval, rank_targets
 from stepjepa.objectives.fitted import Fitted, pairs_behind
 from stepjepa.objectives.pair_embedding import PairEmbedder
+from stepjepa.objectives.reading import at_place
 
 
 @dataclass(frozen=True)
@@ -22,17 +23,22 @@ class MappedRetrieval:
         fitted: the map, where embeddings are read, and the fit.
         file: the records that the map is fitted on.
         left_out: how many records of the file were not used, because their question is in the test file.
+        every_layer: whether it was tried at every layer; else at the place that the user named.
     """
 
     retrieval: Retrieval
     fitted: Fitted
     file: str
     left_out: int
+    every_layer: bool
 
     def summary(self) -> JsonObject:
         """Return the summary of the retrieval, and how the map was fitted."""
-        fitted = {"records": self.fitted.records, "left_out": self.left_out, **self.fitted.facts()}
-        return {"file": self.file, **fitted, **self.retrieval.summary()}
+        fitted = {"records": self.fitted.records, "left_out": self.left_out, "every_layer": self.every_layer}
+        summary = {"file": self.file, **fitted, **self.fitted.facts(), **self.retrieval.summary()}
+        if not self.fitted.place.predictors:
+            summary["readout"]["predictors"] = 0
+        return summary
 
 
 def rank_behind_map(
@@ -43,6 +49,7 @@ def rank_behind_map(
     *,
     file: str | os.PathLike[str],
     left_out: int,
+    every_layer: bool,
 ) -> MappedRetrieval:
     """Rank the distinct targets of test records behind a map.
 
@@ -53,9 +60,10 @@ def rank_behind_map(
         names: of equal answers, see ``retrieval.rank_targets``.
         file: the records that the map was fitted on, for the summary.
         left_out: number of records of that file that were left out, since their question is in the test file.
+        every_layer: whether the map was tried at every layer.
     """
     place = fitted.place
-    config = replace(embedder.reader.config, jepa_layer=place.layer, pooling=place.pooling)
+    config = at_place(embedder.reader.config, place)
     pairs = embedder.at(test, [place])[place]
     retrieval = rank_targets(pairs_behind(fitted.vector_map, pairs), names, config)
-    return MappedRetrieval(retrieval, fitted, str(file), left_out)
+    return MappedRetrieval(retrieval, fitted, str(file), left_out, every_layer)

@@ -100,11 +100,10 @@ def _drawn(
     known = [*as_records(records)]
     if jepa.system_prompt is not None and not jepa.config.plain:
         known = with_system_prompt(known, jepa.system_prompt)
+    named = layer is not None or pooling is not None
+    readout = pooling if named or jepa.has_objective else "mean"
+    embedder = jepa.pair_embedder(batch_size, layer=layer, pooling=readout, max_length=max_length)
     layers = number_of_layers(jepa.model)
-    unknown_place = not jepa.has_objective and layer is None and pooling is None
-    embedder = jepa.pair_embedder(
-        batch_size, layer=layer, pooling="mean" if unknown_place else pooling, max_length=max_length
-    )
     check_layer(layers, -1 if layer is None else layer, "layer")
-    places = places_to_try(embedder.reader.config, layers if unknown_place else None)
+    places = places_to_try(embedder.place, None if named else layers, has_objective=jepa.has_objective)
     return draw_pairs(embedder, known, places, file=known[0].path if known else None)

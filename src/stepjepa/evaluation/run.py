@@ -238,8 +238,8 @@ class Evaluation:
     def _retrieval(self, load: Loader) -> tuple[Retrieval, dict[str, MappedRetrieval]]:
         """Rank the distinct answers of the test file for each question, and again behind each map that is asked for.
 
-        Maps are named as in ``summary_text.MAPS``. Those of a model without a JEPA objective are tried at every layer,
-        unless a readout is named: its training says nothing of where its embeddings are best.
+        Maps are named as in ``summary_text.MAPS``. They are tried at every layer of every model, unless a readout is
+        named, so that a model without a JEPA objective has no choice that one with an objective lacks.
         """
         from stepjepa.evaluation.map_fitting import draw_pairs, fit_map, places_to_try, train_heads
         from stepjepa.evaluation.mapped_retrieval import rank_behind_map
@@ -250,8 +250,8 @@ class Evaluation:
         settings, records, path = self.settings, list(self.records.values()), str(self.settings.model_path)
         readout: JsonObject = {"layer": settings.layer, "pooling": settings.pooling}
         trained = trained_objective(path)
-        unknown_place = not has_objective(trained) and settings.layer is None and settings.pooling is None
-        if unknown_place:
+        named = settings.layer is not None or settings.pooling is not None
+        if not named and not has_objective(trained):
             # One command evaluates models with an objective and their baseline, which has none.
             readout["pooling"] = "mean"
             note(
@@ -265,7 +265,8 @@ class Evaluation:
         retrieval = rank_targets(embedder(records), names, config)
         if settings.linear_map is None:
             return retrieval, {}
-        places = places_to_try(config, number_of_layers(load()[0]) if unknown_place else None)
+        layers = None if named else number_of_layers(load()[0])
+        places = places_to_try(embedder.place, layers, has_objective=has_objective(trained))
         known, file = not_in_test(self._map_records, records), settings.linear_map
         drawn = draw_pairs(embedder, known, places, file=file, kind="records whose question is not in the test file")
         maps: dict[str, Fitted] = {"linear_map": fit_map(drawn)}
@@ -273,7 +274,7 @@ class Evaluation:
             maps["projection_heads"] = train_heads(drawn)
         left_out = len(self._map_records) - len(known)
         return retrieval, {
-            name: rank_behind_map(embedder, fitted, records, names, file=file, left_out=left_out)
+            name: rank_behind_map(embedder, fitted, records, names, file=file, left_out=left_out, every_layer=not named)
             for name, fitted in maps.items()
         }
 

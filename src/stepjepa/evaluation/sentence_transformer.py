@@ -70,14 +70,14 @@ def check_readout(config: JepaConfig) -> None:
         raise _refused(reasons[0])
 
 
-def check_dtype_of_heads(dtype: str) -> None:
-    """Raise ``UserError`` for a dtype in which the modules can't apply projection heads.
+def check_dtype_of_heads(dtype: str, pooling: str | None) -> None:
+    """Raise ``UserError`` for a dtype in which the modules can't apply projection heads behind a pooling.
 
-    All modules have the dtype of the model, and the mean in front of the heads is float32 whatever that is.
+    All modules have the dtype of the model, and a mean in front of the heads is float32 whatever that is.
     """
-    if dtype != "float32":
-        fault = f"no SentenceTransformer with projection heads can be written in {dtype}"
-        raise UserError(f"{fault}: the mean that they read is float32 there; set `dtype` float32")
+    if dtype != "float32" and pooling == "mean":
+        fault = f"no SentenceTransformer with projection heads behind means can be written in {dtype}"
+        raise UserError(f"{fault}: a mean is float32 there; set `dtype` float32")
 
 
 def _refused(reason: str) -> UserError:
@@ -99,13 +99,12 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str, **opti
             Or the model was trained without a JEPA objective, and ``options`` name no readout.
     """
     path, fitted = Path(folder), fitted_of(options)
-    place = (options.get("layer"), options.get("pooling")) if fitted is None else fitted.place
     with raising_user_errors():
-        config = jepa.pair_embedder(layer=place[0], pooling=place[1]).reader.config
-        check_readout(config)
         embedders = {task: jepa.embedder(side, **options) for task, side in _TASKS.items()}
+    config = embedders["query"].reader.config
+    check_readout(config)
     if isinstance(fitted, FittedHeads):
-        check_dtype_of_heads(str(jepa.model.dtype).removeprefix("torch."))
+        check_dtype_of_heads(str(jepa.model.dtype).removeprefix("torch."), config.pooling)
     try:
         loadable(jepa.model)
     except ValueError as error:
@@ -153,6 +152,7 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str, **opti
         length=tokenizer.model_max_length,
         copy=None if copies is None else next(iter(copies.names.values()), None),
         read_by_servers=modules.read_by_servers,
+        needs_float32=isinstance(fitted, FittedHeads) and config.pooling == "mean",
     )
     (path / "README.md").write_text(facts.text(), encoding="utf-8")
 

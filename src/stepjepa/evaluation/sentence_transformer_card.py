@@ -40,6 +40,9 @@ _COPIES = """
 _SERVERS = """
 - A server that reads the last token of the last layer, as vLLM does, gives other vectors, without an error."""
 
+_FLOAT32 = """
+- Load it in float32, as it is by default: its networks behind a mean fail in any other dtype."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
@@ -54,6 +57,7 @@ class Card:
         length: most tokens of a text.
         copy: a copied token of the template; None if there is none.
         read_by_servers: whether programs without the modules of sentence-transformers read the same embedding.
+        needs_float32: whether the modules fail in any other dtype.
     """
 
     name: str
@@ -64,6 +68,7 @@ class Card:
     length: int
     copy: str | None
     read_by_servers: bool
+    needs_float32: bool = False
 
     def text(self) -> str:
         """Return the README."""
@@ -75,7 +80,7 @@ class Card:
             readout=self.readout,
             query=_code(self.query),
             document=_code(self.document),
-            only_here=copies + ("" if self.read_by_servers else _SERVERS),
+            only_here=copies + ("" if self.read_by_servers else _SERVERS) + (_FLOAT32 if self.needs_float32 else ""),
             length=self.length,
         )
 

@@ -143,11 +143,15 @@ class _Dense(NamedTuple):
 
 
 def _dense_layers(head: Head) -> list[_Dense]:
-    """Return the layers of a head; the first one also centres and scales."""
+    """Return the layers of a head.
+
+    The first one centres alone: as a part of the next one's bias, a large mean would leave nothing but rounding.
+    """
     weights = {name: weight.double().numpy() for name, weight in head.state_dict().items()}
-    first = weights["network.0.weight"] / weights["scale"]
+    scaled = weights["network.0.weight"] / weights["scale"]
     return [
-        _Dense(first, weights["network.0.bias"] - first @ weights["mean"], "torch.nn.modules.activation.GELU"),
+        _Dense(np.eye(len(weights["mean"])), -weights["mean"]),
+        _Dense(scaled, weights["network.0.bias"], "torch.nn.modules.activation.GELU"),
         _Dense(weights["network.2.weight"], weights["network.2.bias"]),
     ]
 

@@ -34,39 +34,34 @@ class StoredKind:
     Attributes:
         fitted: the type of a fitted map.
         fit: fits one on records.
-        settings: everything that the fit depends on beside model, readout and records.
-        suffix: of the file's name, behind that of the records.
-        contents: what the file holds, for messages.
+        settings: settings of the fit, which a stored map must have been fitted by.
         otherwise: what happens each time if the file can't be written, for messages.
     """
 
     fitted: type[Fitted]
     fit: Callable[..., Fitted]
     settings: JsonObject
-    suffix: str
-    contents: str
     otherwise: str
+
+    @property
+    def suffix(self) -> str:
+        """Of the file's name, behind that of the records."""
+        return f".{self.fitted.name}.safetensors"
 
     def file(self, records: str) -> ArrayFile:
         """Return the file beside that of the records."""
-        path, format_name = Path(f"{records}{self.suffix}"), f"stepjepa {self.contents.removeprefix('a ')}, 1"
-        return ArrayFile(path, format_name, self.contents, "model, or other records", self.otherwise)
+        format_name = f"stepjepa {self.fitted.name.replace('_', ' ')}, 1"
+        owners = "model, other records or another readout"
+        return ArrayFile(Path(f"{records}{self.suffix}"), format_name, self.fitted.kind, owners, self.otherwise)
 
 
-LINEAR_MAP = StoredKind(
-    FittedMap,
-    fit_linear_map,
-    {"fits": [fit._asdict() for fit in FITS]},
-    ".linear_map.safetensors",
-    FittedMap.kind,
-    "the map is fitted again",
-)
+# Maps of earlier versions were tried in one place, and have no such entry.
+_TRIED: JsonObject = {"tried": "every layer"}
+LINEAR_MAP = StoredKind(FittedMap, fit_linear_map, {"fits": FITS, **_TRIED}, "the map is fitted again")
 PROJECTION_HEADS = StoredKind(
     FittedHeads,
     fit_projection_heads,
-    {"training": TRAINING, "finalists": FINALISTS},
-    ".projection_heads.safetensors",
-    FittedHeads.kind,
+    {"training": TRAINING, "finalists": FINALISTS, **_TRIED},
     "the heads are trained again",
 )
 

@@ -50,6 +50,7 @@ class Fitted(ABC):
     """A map that was fitted on the pairs of some records, and the embeddings that it belongs to.
 
     Attributes:
+        name: of maps of this kind, in files.
         kind: what a map of this kind is called in messages.
         made: that it was made, in messages.
         place: where the embeddings in front of the map are read.
@@ -57,6 +58,7 @@ class Fitted(ABC):
         system_prompts: their most frequent system prompts; None stands for records without one.
     """
 
+    name: ClassVar[str]
     kind: ClassVar[str]
     made: ClassVar[str]
     place: ReadoutPlace
@@ -100,12 +102,14 @@ class Fitted(ABC):
     def __call__(self, vectors: _Embeddings, side: Kind) -> _Embeddings:
         """Return sources or targets ``[N, D]``, read at ``place``, as the map gives them.
 
-        ValueError for vectors with other dimensions than those that the map was fitted on.
+        ValueError for vectors with other dimensions than those that the map was fitted on, or another side.
         """
         expected = self.vector_map.dimensions
-        if vectors.shape[1] != expected:
+        if vectors.shape[1:] != (expected,):
             fault = f"vectors: expected [N, {expected}] as {self.made} on, got {[*vectors.shape]}"
             raise ValueError(f"{fault}; fit one for this model")
+        if side not in ("source", "target"):
+            raise ValueError(f"side: expected 'source' or 'target', got {side!r}")
         return self.vector_map(vectors, side)
 
     def describe(self, file: str) -> str:
@@ -121,8 +125,7 @@ class Fitted(ABC):
 
     @property
     def _readout(self) -> str:
-        layer, pooling = self.place
-        return f"layer {layer}, pooling {pooling}, {self.fit_text}"
+        return f"{self.place.words}, {self.fit_text}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,6 +140,7 @@ class FittedMap(Fitted):
         system_prompts: their most frequent system prompts; None stands for records without one.
     """
 
+    name: ClassVar[str] = "linear_map"
     kind: ClassVar[str] = "a linear map"
     made: ClassVar[str] = "the linear map is fitted"
 
@@ -184,6 +188,7 @@ class FittedHeads(Fitted):
         system_prompts: their most frequent system prompts; None stands for records without one.
     """
 
+    name: ClassVar[str] = "projection_heads"
     kind: ClassVar[str] = "projection heads"
     made: ClassVar[str] = "the projection heads are trained"
 

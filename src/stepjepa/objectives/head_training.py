@@ -77,11 +77,11 @@ def fit_heads(
     Returns:
         The highest of these ranks, and the heads that had it last.
     """
-    before, wanted, answers, loss = *map(torch.as_tensor, (sources, targets, same)), InfoNCE()
-    of_epoch = -(-len(answers) // BATCH)
+    loss, of_epoch = InfoNCE(), -(-len(same) // BATCH)
     best: tuple[float, ProjectionHeads] | None = None
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.default_generator.manual_seed(seed)
+        before, wanted, answers = map(torch.tensor, (sources, targets, same))
         source, target = Head.of(before), Head.of(wanted)
         weights = [*source.parameters(), *target.parameters()]
         optimizer = torch.optim.AdamW(weights, LEARNING_RATE, weight_decay=WEIGHT_DECAY)

@@ -11,7 +11,7 @@ from stepjepa.data.record import Record
 from stepjepa.data.records import as_records
 from stepjepa.models.architecture import number_of_layers
 from stepjepa.models.encode import check_layer
-from stepjepa.objectives.reading import ViewReader
+from stepjepa.objectives.reading import ViewReader, without_predictors
 from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
 
 
@@ -47,7 +47,8 @@ class PairEmbedder:
         Args:
             records: records, or dicts with ``messages``; those without a pair, or longer than ``max_length``, give no
                 row.
-            places: at least one ``(layer, pooling)``; the settings must have ``pooling='mean'`` if one of them has.
+            places: at least one ``(layer, pooling)``, or ``(layer, pooling, False)`` for views without predictor
+                tokens. The settings must have ``pooling='mean'`` if one of the former has.
 
         Returns:
             The embeddings, by place.
@@ -65,9 +66,24 @@ class PairEmbedder:
             check_layer(number_of_layers(self.reader.model), place.layer, "layer")
             if place.pooling not in ("last", "mean"):
                 raise ValueError(f"pooling: expected 'last' or 'mean', got {place.pooling!r}")
-        if pooling != "mean" and any(place.pooling != pooling for place in places):
+        as_set = [place for place in places if place.predictors]
+        if pooling != "mean" and any(place.pooling != pooling for place in as_set):
             raise ValueError(f"places: expected pooling '{pooling}', which is that of the settings, got 'mean'")
+        embedded = self._at(checked, as_set) if as_set else {}
+        if texts_alone := [place for place in places if not place.predictors]:
+            embedded |= self._without_predictors()._at(checked, texts_alone)
+        return {place: embedded[place] for place in places}
+
+    def _at(self, records: Sequence[Record], places: Sequence[ReadoutPlace]) -> dict[ReadoutPlace, ViewEmbeddings]:
+        """Embed the pairs at places that have the same views."""
         self.tokenizer.count_anew()
-        embedded = self.reader.pairs_at(checked, self.tokenizer.tokenize_each(checked), places)
+        embedded = self.reader.pairs_at(records, self.tokenizer.tokenize_each(records), places)
         without_pair = self.tokenizer.without_pair
         return {place: replace(pairs, without_pair=without_pair) for place, pairs in embedded.items()}
+
+    def _without_predictors(self) -> PairEmbedder:
+        """Return the embedder of the same views without predictor tokens, at every layer and with both poolings."""
+        # A mean reads all tokens of a view, its last one among them.
+        config = without_predictors(self.reader.config, "mean")
+        tokenizer = RecordTokenizer(self.tokenizer.tokenizer, config)
+        return PairEmbedder(tokenizer, replace(self.reader, config=config, predictors=()))

@@ -38,15 +38,19 @@ class Head(nn.Module):
 
     def __init__(self, dimensions: int) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(dimensions))
-        self.register_buffer("scale", torch.ones(dimensions))
-        self.network = nn.Sequential(nn.Linear(dimensions, WIDTH), nn.GELU(), nn.Linear(WIDTH, DIMENSIONS))
+        self.register_buffer("mean", torch.zeros(dimensions, dtype=torch.float32))
+        self.register_buffer("scale", torch.ones(dimensions, dtype=torch.float32))
+        first, last = (nn.Linear(*shape, dtype=torch.float32) for shape in ((dimensions, WIDTH), (WIDTH, DIMENSIONS)))
+        self.network = nn.Sequential(first, nn.GELU(), last)
 
     @classmethod
     def of(cls, known: Tensor) -> Self:
         """Make an untrained head for embeddings like the known ones ``[N, D]``."""
         head = cls(known.shape[1])
-        head.mean, head.scale = known.mean(0), known.std(0) + 1e-6
+        head.mean, deviation = known.mean(0), known.std(0)
+        # Divided by hardly anything, the rounding of a dimension that is constant would be all that one sees of it.
+        varies = deviation > 1e-5 * head.mean.abs()
+        head.scale = torch.where(varies, deviation + 1e-6, torch.ones_like(deviation))
         return head
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -78,13 +82,13 @@ class ProjectionHeads:
     def __call__(self, vectors: NDArray[np.float32], side: Kind) -> NDArray[np.float32]:
         """Return sources or targets ``[N, 128]`` behind their head: those of a pair are near each other."""
         head = self.source if side == "source" else self.target
-        mapped: NDArray[np.float32] = head(torch.as_tensor(vectors)).numpy()
+        mapped: NDArray[np.float32] = head(torch.tensor(vectors, dtype=torch.float32)).numpy()
         return mapped
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
         """Return all weights, by which :meth:`of_arrays` makes the same heads."""
         return {
-            f"{side}.{name}": weight.numpy()
+            f"{side}.{name}": weight.numpy().copy()
             for side, head in (("source", self.source), ("target", self.target))
             for name, weight in head.state_dict().items()
         }
@@ -94,8 +98,10 @@ class ProjectionHeads:
         """Make heads of their weights."""
 
         def head(side: str) -> Head:
-            made = Head(len(arrays[f"{side}.mean"]))
-            made.load_state_dict({name: torch.tensor(arrays[f"{side}.{name}"]) for name in made.state_dict()})
+            with torch.device("meta"):  # draws no first weights
+                made = Head(len(arrays[f"{side}.mean"]))
+            weights = {name: torch.tensor(arrays[f"{side}.{name}"]) for name in made.state_dict()}
+            made.load_state_dict(weights, assign=True)
             return made
 
         return cls(head("source"), head("target"), epochs)

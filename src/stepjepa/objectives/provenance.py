@@ -16,8 +16,8 @@ from stepjepa.config.jepa import DEFAULTS, JepaConfig, Pooling
 from stepjepa.models.architecture import without_heads
 from stepjepa.models.generation_settings import save_generation_config
 from stepjepa.objectives.fitted import Fitted, FittedHeads, FittedMap
-from stepjepa.objectives.inputs import EmbedOptions, check_options
-from stepjepa.objectives.reading import embedding_config, reading_config
+from stepjepa.objectives.inputs import EmbedOptions, check_options, fitted_of
+from stepjepa.objectives.reading import at_place, embedding_config, reading_config
 from stepjepa.store.environment import versions
 from stepjepa.store.folder import CARD_FILE, RUN_FILE, save_atomically
 from stepjepa.store.record import RunRecord, read_record, write_record
@@ -72,8 +72,9 @@ class Provenance:
             if layer is not None or pooling is not None:
                 named = f"layer {layer}" if layer is not None else f"pooling {pooling!r}"
                 raise ValueError(f"{name}: embeddings are read where it was fitted, got {named}; name it there")
-            layer, pooling = value.place
-        config = self.read_at(layer, pooling)
+        fitted = fitted_of(options)
+        config = self.read_at(layer, pooling if fitted is None else fitted.place.pooling)
+        config = config if fitted is None else at_place(config, fitted.place)
         changes: JsonObject = {} if options.get("max_length") is None else {"max_length": options["max_length"]}
         return replace(config, pairs="all", over_length="error", **changes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -109,6 +109,18 @@ def embedding_config(
     if pooling is not None:
         changes |= {"pooling": pooling, "last_token": None} if pooling == "mean" else {"pooling": pooling}
     return replace(reading_config(trained, views or "llm-jepa"), **changes)
+
+
+def without_predictors(config: JepaConfig, pooling: Literal["last", "mean"]) -> JepaConfig:
+    """Return the settings for reading the same views at their ends, or as means, without predictor tokens."""
+    return replace(config, predictors=0, front_pred=False, last_token=None, pooling=pooling)
+
+
+def at_place(config: JepaConfig, place: ReadoutPlace) -> JepaConfig:
+    """Return settings changed so that embeddings are read at a place."""
+    if not place.predictors:
+        config = without_predictors(config, place.pooling)
+    return replace(config, jepa_layer=place.layer, pooling=place.pooling)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,17 @@ class ReadoutPlace(NamedTuple):
     Attributes:
         layer: index in transformers' ``hidden_states``; 0 is the input embeddings, -1 the last.
         pooling: ``last`` token or ``mean`` of the tokens.
+        predictors: read views as in training, with predictor tokens if it had any; False reads the texts alone.
     """
 
     layer: int
     pooling: Literal["last", "mean"]
+    predictors: bool = True
+
+    @property
+    def words(self) -> str:
+        """The place in words."""
+        return f"layer {self.layer}, pooling {self.pooling}{'' if self.predictors else ', without predictor tokens'}"
 
 
 @dataclass(frozen=True)

@@ -150,8 +150,10 @@ def _export_embeddings(settings: ExportSettings, name: str | None) -> None:
 
     dtype = settings.dtype
     if settings.projection_heads:
-        dtype = "float32" if dtype == "auto" else dtype
-        check_dtype_of_heads(dtype)
+        if dtype == "auto":
+            dtype = "float32"
+            note("projection heads are trained and written in float32; `embed --dtype float32` gives the same vectors")
+        check_dtype_of_heads(dtype, settings.pooling)
     reading = ReadingSettings(
         dtype=dtype,
         layer=settings.layer,

@@ -92,6 +92,7 @@ class _MappedRanking(_Ranking):
     file: str = "an unknown file"
     records: int | None = None
     fit: str | None = None
+    every_layer: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +224,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         raise origin_of(path).missing("training.seed", "a whole number")
     # Read the run before the answers: if both are damaged, the error of the run is the more useful one.
     settings, protocol = _settings(path, record), _protocol(path, record, summary)
+    views = settings["mode"] != "regular"
     indices, examples = _examples(file, summary)
     return EvaluatedRun(
         folder=path,
@@ -241,8 +243,8 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         trained_on=_describe_trained_on(file, summary),
         readout=None if summary.retrieval is None else describe_readout(summary.retrieval.readout),
         ranked=None if summary.retrieval is None else _describe_ranked(summary.retrieval),
-        map_records=_describe_map_records(summary, "linear_map"),
-        head_records=_describe_map_records(summary, "projection_heads"),
+        map_records=_describe_map_records(summary, "linear_map", views),
+        head_records=_describe_map_records(summary, "projection_heads", views),
         fingerprints=record.fingerprints or Fingerprints(),
         mixed=tuple(record.changes(mixed=True)),
         noted=tuple(record.changes(mixed=False)),
@@ -287,11 +289,12 @@ def _describe_ranked(ranking: _Ranking) -> str:
     return f"{queries} queries among {candidates} candidates (views {ranking.readout.get('views')})"
 
 
-def _describe_map_records(summary: _Summary, of_map: str) -> str | None:
+def _describe_map_records(summary: _Summary, of_map: str, has_views: bool) -> str | None:
     """Describe what a map is fitted on: ``900 records of train.jsonl (sha256 0123456789ab)``; None for no map.
 
     The same file has the same description under any folder. A linear map without a ``fit`` is of a version that tried
-    ridge regression alone.
+    ridge regression alone; one without ``every_layer`` of a version that read a model with a JEPA objective in one
+    place, which is no fair comparison with one without.
     """
     mapped = _behind(summary, of_map)
     if mapped is None:
@@ -301,7 +304,9 @@ def _describe_map_records(summary: _Summary, of_map: str) -> str | None:
     digest = asked.get("linear_map") if isinstance(asked, dict) else None
     content = f" (sha256 {str(digest)[:12]})" if digest else ""
     fits = ", by ridge regression alone" if mapped.fit is None and of_map == "linear_map" else ""
-    return f"{records} of {Path(mapped.file).name}{content}{fits}"
+    every_layer = not has_views if mapped.every_layer is None else mapped.every_layer
+    places = "" if every_layer else ", read in one place alone"
+    return f"{records} of {Path(mapped.file).name}{content}{fits}{places}"
 
 
 def _required(folder: Path, name: str, part: T | None) -> T:

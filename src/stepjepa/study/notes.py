@@ -40,8 +40,8 @@ def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> It
     if described := _different(arms, "ranked"):
         yield f"retrieval did not rank the same in all runs; where it did not, no difference is given: {described}"
     for fact, fitted in {
-        "map_records": "the linear maps are not fitted on the same records, by the same fits,",
-        "head_records": "the projection heads are not trained on the same records",
+        "map_records": "the linear maps are not fitted on the same records, in the same places, by the same fits,",
+        "head_records": "the projection heads are not trained on the same records, in the same places,",
     }.items():
         if described := _different(arms, fact):
             remedy = "no difference is given until they are evaluated again, with `overwrite`"
