@@ -93,7 +93,7 @@ REFUSED: list[tuple[str, str]] = [
     ("--plain --train_all --step_jepa", "plain with labels 'all' trains the user's text alone"),
     ("--train_all --labels assistant", "--train_all means --labels all, and --labels assistant is named too"),
     ("--infonce_temperature 0.2", "--infonce_temperature does nothing without --jepa_loss_type infonce"),
-    ("--jepa_layer 0", "reads the token embedding of a predictor, always the same"),
+    ("--jepa_layer 0", "reads the embedding of a predictor token, always the same"),
     ("--infonce --batch_size 1", "a batch of 1 has one; raise --batch_size"),
     ("--infonce --batch_size 1 --pairs all", "a batch of 1 has one; raise --batch_size"),
     ("--regular --gamma 0", "no step has a loss whose weight is above 0, so nothing would be trained; raise --gamma"),
