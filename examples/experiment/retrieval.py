@@ -133,8 +133,7 @@ def without_objective(
         rows.append(row({**about, "method": method, "choice": words}, *sides_behind(linear_map, *new), test))
     if test.data.computed:
         rows.append(behind_classifier(about, embed, fitted, chosen, test))
-        rows.append(behind_heads(about, embed, fitted, chosen, test))
-    return rows
+    return [*rows, behind_heads(about, embed, fitted, chosen, test)]
 
 
 def at_layers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, layers: Sequence[int] | None) -> Embed:
@@ -172,13 +171,12 @@ def of_run(
         sides = sides_behind(linear_map, views.source, views.target)
         words_of_map = f"{words}, penalty {fit.penalty:g}"
         rows.append(row({**about, "method": f"trained, {method}", "choice": words_of_map}, *sides, test))
-    if test.data.computed:
-        same = asked(test.data, train[parts[0]]).same
-        _, heads = fit_heads(
-            *fitted, same, lambda heads: reciprocal_rank(*sides_behind(heads, *held_out), chosen), epochs=EPOCHS
-        )
-        about_heads = {**about, "method": "trained, heads", "choice": f"{words}, {heads.epochs} epochs"}
-        rows.append(row(about_heads, *sides_behind(heads, views.source, views.target), test))
+    same = asked(test.data, train[parts[0]]).same
+    _, heads = fit_heads(
+        *fitted, same, lambda heads: reciprocal_rank(*sides_behind(heads, *held_out), chosen), epochs=EPOCHS
+    )
+    about_heads = {**about, "method": "trained, heads", "choice": f"{words}, {heads.epochs} epochs"}
+    rows.append(row(about_heads, *sides_behind(heads, views.source, views.target), test))
     if about["seed"] == ONE_SEED:
         more = {**about, "method": "trained, all answers", "choice": words}
         rows.append(beside_training_answers(more, views, known, test, asked(test.data, train)))

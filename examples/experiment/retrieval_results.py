@@ -141,13 +141,13 @@ def plain_of(rows: pd.DataFrame, arm: str) -> str:
 def better_plain(rows: pd.DataFrame, arm: str) -> tuple[str, str]:
     """Return the model without a JEPA objective whose reading finds most, and the reading.
 
-    It is plain training for the FLOPs of an arm, or the model before any training; both with all seeds of the arm.
+    It is plain training for the FLOPs of an arm or fewer, or the model before any training; all with all seeds of the arm.
     Where plain training was not read behind a canonical map with all of them, the model before training counts with
     the seeds that it has.
     """
     plain, seeds = plain_of(rows, arm), set(of_model(rows, arm, "trained").index)
     hits = {}
-    for model, method in product((plain, UNTRAINED), READINGS):
+    for model, method in product(dict.fromkeys((plain, PLAIN, UNTRAINED)), READINGS):
         runs = of_model(rows, model, method)[HITS].dropna()
         if len(runs) and (seeds <= set(runs.index) or (model == plain and method in OF_ALL_SEEDS)):
             hits[model, method] = runs.mean()
