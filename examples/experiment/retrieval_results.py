@@ -141,7 +141,7 @@ def plain_of(rows: pd.DataFrame, arm: str) -> str:
 def better_plain(rows: pd.DataFrame, arm: str) -> tuple[str, str]:
     """Return the model without a JEPA objective whose reading finds most, and the reading.
 
-    It is plain training for the FLOPs of an arm or fewer, or the model before any training; all with all seeds of the arm.
+    It is plain training for the FLOPs of an arm or fewer, or the model before any training, with all seeds of the arm.
     Where plain training was not read behind a canonical map with all of them, the model before training counts with
     the seeds that it has.
     """
@@ -374,7 +374,7 @@ class Retrieval:
             return "InfoNCE beside the LM loss and plain training are not both trained yet"
         arm, method = max(without, key=lambda model: without[model])
         share = 100 * without[arm, method] / max(hits)
-        reading = f"{'The model before any training' if arm == UNTRAINED else 'Plain training'} {READINGS[method]}"
+        reading = f"{'The untrained model' if arm == UNTRAINED else 'Plain training'} {READINGS[method]}"
         return f"{reading} has {share:.0f} % of the hits of the better layout"
 
     def answers(self) -> str:

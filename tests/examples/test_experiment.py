@@ -291,9 +291,9 @@ def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleTyp
         }
 
     known, test = records[:60], ranking.asked(ranking.DATA["spider"]._replace(chosen=20), records[60:])
-    plain, *behind = retrieval.without_objective({"arm": "a"}, embed, known, test)
+    plain, *behind, headed = retrieval.without_objective({"arm": "a"}, embed, known, test)
     assert plain["choice"].startswith("branched, layer 2, mean")
-    assert [mapped["method"] for mapped in behind] == ["ridge", "canonical"]
+    assert [mapped["method"] for mapped in (*behind, headed)] == ["ridge", "canonical", "heads"]
     for mapped in behind:
         assert mapped["choice"].startswith("branched, layer 1, mean, penalty ")
         assert mapped["hits_at_1"] == mapped["hits_at_1_of_text"] == 100 > plain["hits_at_1"] > 50

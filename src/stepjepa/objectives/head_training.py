@@ -81,7 +81,8 @@ def fit_heads(
     best: tuple[float, ProjectionHeads] | None = None
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.default_generator.manual_seed(seed)
-        before, wanted, answers = map(torch.tensor, (sources, targets, same))
+        before, wanted = (torch.tensor(side, dtype=torch.float32) for side in (sources, targets))
+        answers = torch.tensor(same)
         source, target = Head.of(before), Head.of(wanted)
         weights = [*source.parameters(), *target.parameters()]
         optimizer = torch.optim.AdamW(weights, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
