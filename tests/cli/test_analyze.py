@@ -180,7 +180,10 @@ def test_an_earlier_analysis_is_kept(
 
 ERRORS: list[tuple[list[str], str]] = [
     (["--model_path", "{llm}", "--layer", "3"], "--layer: expected -3 to 2 for a model of 2 layers, got 3"),
-    (["--model_path", "{llm}", "--layer", "0"], "jepa_layer 0 reads the token embedding of a predictor"),
+    (
+        ["--model_path", "{llm}", "--layer", "0"],
+        "--layer: expected -1, or 1 or more, got 0; that is the embedding of a predictor token",
+    ),
     (["--model_path", "{llm}", "--max_examples", "1"], "t-SNE needs 4 points or more, and there are 2"),
     (["--model_path", "{llm}", "{step}"], "trained with different views ('llm-jepa', 'step-jepa'); pass --views"),
     (["--model_path", "{llm}", "--t_sne_type", "steps"], "not of llm-jepa; pass --views step-jepa"),

@@ -200,7 +200,7 @@ def pairs_of_numbers() -> list[dict[str, Any]]:
         (fit_linear_map, {"mode": "regular"}, {}),
         (fit_linear_map, {"mode": "regular"}, {"layer": 1, "pooling": "mean"}),
         (fit_linear_map, {"predictors": 0, "pooling": "mean"}, {"layer": 0}),
-        (fit_projection_heads, {"predictors": 2}, {}),
+        (fit_projection_heads, {"predictors": 2}, {"layer": 1}),
         (fit_projection_heads, {"mode": "regular"}, {"layer": 1, "pooling": "mean"}),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),

@@ -208,7 +208,10 @@ def test_what_the_commands_refuse(folder: Path, tmp_path: Path, capsys: Any) -> 
         assert fault in capsys.readouterr().err
     ranked = ["--test_file", folder / "known.jsonl", "--output_file", tmp_path / "a.jsonl", "--retrieval", "--layer", 0]
     assert main([*map(str, ["evaluate", "--model_path", folder / "objective", *ranked])]) == 2
-    assert "error: --layer 0 reads the embedding of a predictor token, always the same; use" in capsys.readouterr().err
+    assert (
+        "error: --layer: expected -1, or 1 or more, got 0; that is the embedding of a predictor"
+        in capsys.readouterr().err
+    )
     assert main([*map(str, ["embed", "--model_path", folder / "objective", *texts, "--no_cache"])]) == 2
     assert "--no_cache does nothing without --linear_map" in capsys.readouterr().err
 

@@ -277,7 +277,7 @@ class JepaConfig:
             ),
             (
                 self.jepa_layer == 0 and self.predictors and not self.front_pred,
-                "`jepa_layer` 0 reads the embedding of a predictor token, always the same; use layer 1 or predictors 0",
+                "jepa_layer 0 reads the embedding of a predictor token, always the same; use layer 1 or predictors 0",
             ),
             (self.front_pred and not self.predictors, "front_pred needs predictor tokens; set predictors to 1 or more"),
         )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.base.files import existing_file
-from stepjepa.base.settings_in_text import renaming_settings
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import Dtype, JepaConfig, Pooling
 from stepjepa.config.option import FROM_ONE, check_effects, option
@@ -70,7 +69,7 @@ class ReadingSettings:
             existing_file(self.linear_map, "file of records")
             if layer is None and pooling is None and not has_objective(trained):
                 pooling = "mean"  # fitting the map tries every layer and both
-        with renaming_settings({"jepa_layer": "layer"}), raising_user_errors():
+        with raising_user_errors():
             return embedding_config(trained, layer=layer, pooling=pooling, path=model_path)
 
     def load(self, model_path: str, device: str | None = None) -> Jepa:

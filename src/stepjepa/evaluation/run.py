@@ -258,7 +258,7 @@ class Evaluation:
                 "the model has no JEPA objective, which would say where its embeddings are read: retrieval takes the "
                 "mean of a text's last hidden states; `layer` and `pooling` name another readout"
             )
-        with renaming_settings({"jepa_layer": "layer"}), raising_user_errors():
+        with raising_user_errors():
             config = embedding_config(trained, path=path, **readout)
         config = replace(config, plain=settings.plain)
         names = answer_names(self.task, records, config)

@@ -188,7 +188,7 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
 
     UserError if the models were trained on different views, pairs or separators, and no setting decides.
     """
-    from stepjepa.objectives.reading import reading_config
+    from stepjepa.objectives.reading import changed_readout, reading_config
     from stepjepa.store.record import trained_objective
 
     def decided(name: str, values: set[Value], setting: Value | None = None) -> Value | None:
@@ -219,7 +219,7 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     }
     changes = {name: value for name, value in changes.items() if value is not None}
     with raising_user_errors():
-        return [replace(reading_config(config, views), **changes) for config in trained]
+        return [changed_readout(reading_config(config, views), changes) for config in trained]
 
 
 def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:

@@ -108,7 +108,18 @@ def embedding_config(
     changes: JsonObject = {} if layer is None else {"jepa_layer": layer}
     if pooling is not None:
         changes |= {"pooling": pooling, "last_token": None} if pooling == "mean" else {"pooling": pooling}
-    return replace(reading_config(trained, views or "llm-jepa"), **changes)
+    return changed_readout(reading_config(trained, views or "llm-jepa"), changes)
+
+
+def changed_readout(config: JepaConfig, changes: JsonObject) -> JepaConfig:
+    """Return settings with changes, ``jepa_layer`` among them, that are called ``layer`` where a user names them.
+
+    ValueError for the input embeddings where a predictor token is read.
+    """
+    if changes.get("jepa_layer") == 0 and config.predictors and not config.front_pred:
+        fault = "that is the embedding of a predictor token, always the same"
+        raise ValueError(f"layer: expected -1, or 1 or more, got 0; {fault}")
+    return replace(config, **changes)
 
 
 def without_predictors(config: JepaConfig, pooling: Literal["last", "mean"]) -> JepaConfig:
