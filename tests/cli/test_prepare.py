@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset, DatasetDict
 
 from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
@@ -112,6 +113,23 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert prepare("gsm8k", "--input_file", source, "--output_file", target, *flags) == 2
         assert "is both input and output" in capsys.readouterr().err
     assert json.loads(source.read_text()) == QUESTION
+
+
+def test_a_split_of_a_saved_data_set_is_named_as_in_training(tmp_path: Path, capsys: Any) -> None:
+    rows = {name: [{"question": f"{name} 3 + 4?", "answer": "7"}] for name in ("train", "test")}
+    DatasetDict({name: Dataset.from_list(each) for name, each in rows.items()}).save_to_disk(tmp_path / "saved")
+    target = tmp_path / "out.jsonl"
+    for named in ((f"{tmp_path}/saved::test",), (tmp_path / "saved", "--split", "test")):
+        assert prepare("chat", "--dataset", *named, "--output_file", target, "--overwrite") == 0
+        (record,) = read_records(target)
+        assert record.messages[0]["content"] == "test 3 + 4?"
+    for named, fault in (
+        ((f"{tmp_path}/saved::test", "--split", "train"), "--dataset names a split already, 'test'; leave --split out"),
+        ((f"{tmp_path}/saved::dev",), "has no split 'dev'; there are train, test"),
+        ((f"{tmp_path}/saved::test:x",), "expected NAME:SUBSET:SPLIT, got 4 parts"),
+    ):
+        assert prepare("chat", "--dataset", *named, "--output_file", target, "--overwrite") == 2
+        assert fault in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

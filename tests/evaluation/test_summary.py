@@ -82,6 +82,13 @@ def test_it_says_why_a_record_is_no_question_of_retrieval():
     assert "not among" not in format_summary({**full_summary(), "retrieval": retrieval})
 
 
+def test_step_jepa_finds_steps_and_no_answers() -> None:
+    hits = {"mean": 0.5, "low": 0.25, "high": 0.75}
+    retrieval = {"hits_at_1": hits, "queries": 7, "candidates": 5, "readout": {"views": "step-jepa"}}
+    shown = format_summary({**full_summary(), "retrieval": retrieval})
+    assert "nearest next step is right by embeddings: 50.0% of 7 steps" in shown and "5 distinct next steps" in shown
+
+
 def test_a_linear_map_of_an_earlier_version_is_one_of_ridge_regression():
     """Its summary has no ``fit``, and --details ended in a KeyError."""
     hits = {"mean": 0.5, "low": 0.25, "high": 0.75}

@@ -27,6 +27,7 @@ from stepjepa.models.sampling import Sampling
 from stepjepa.objectives.alignment import Alignment, InfoNCE
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.text import LMLoss
+from stepjepa.running.training_arguments import training_arguments
 from stepjepa.tasks.base import TaskOptions
 
 
@@ -265,3 +266,15 @@ def test_public_functions_are_there_at_the_second_call(data: Path, tmp_path: Pat
         files = {"model_name": "preset:tiny", "train_file": str(data), "output_dir": str(folder)}
         stepjepa.run(RunConfig(**files, trainer=TRAINER))
         assert stepjepa.evaluate(folder, data, max_new_tokens=2, max_examples=3, task="generic").summary["n"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [({"batch_size": 5}, 5), ({"batch_size": 1}, 8), ({"trainer": {"per_device_eval_batch_size": 3}}, 3)],
+)
+def test_held_out_pairs_are_compared_among_as_many_as_in_training(
+    changes: dict[str, Any], size: int, tmp_path: Path
+) -> None:
+    """InfoNCE of 8 candidates stood beside that of 32 under one name, as if held-out pairs were the easier ones."""
+    config = RunConfig(model_name="preset:tiny", train_file="a", output_dir=str(tmp_path), **changes)
+    assert training_arguments(config, has_eval=True).per_device_eval_batch_size == size

@@ -134,11 +134,8 @@ def each_record_of_source(
     if path.is_file() or (_looks_like_a_path(name) and not (path.is_dir() or _is_in_folder(name))):
         yield from each_record(path, bad=bad, columns=columns)
         return
-    dataset, subset, split, *rest = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")
-    dataset = str(Path(dataset).expanduser()) if _is_in_folder(name) else dataset
-    if any(rest):
-        raise UserError(f"'{name}': expected NAME:SUBSET:SPLIT, got {counted(name.count(':') + 1, 'part')}")
-    part, number = _choose_split(dataset, split or None, subset or None, in_name=True), 0
+    dataset, subset, split = parts_of_name(name)
+    part, number = _choose_split(dataset, split, subset, in_name=True), 0
     if isinstance(part, _Files):
         for file in part.files:
             yield from each_record(file, bad=bad, columns=columns)
@@ -196,6 +193,16 @@ def _parse_each(rows: Rows, path: str | os.PathLike[str], bad: BadRecords, colum
             bad.handle(error, line)
         else:
             yield record
+
+
+def parts_of_name(name: str) -> tuple[str, str | None, str | None]:
+    """Return data set, subset and split of NAME:SUBSET:SPLIT; None for what is not named, and a folder as it is."""
+    if Path(name).expanduser().is_dir():
+        return name, None, None
+    dataset, subset, split, *rest = (*name.split(":"), "", "")
+    if any(rest):
+        raise UserError(f"'{name}': expected NAME:SUBSET:SPLIT, got {counted(name.count(':') + 1, 'part')}")
+    return str(Path(dataset).expanduser()) if _is_in_folder(name) else dataset, subset or None, split or None
 
 
 def _looks_like_a_path(name: str) -> bool:

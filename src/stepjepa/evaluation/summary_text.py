@@ -96,12 +96,14 @@ def _headline(summary: JsonObject) -> Iterator[str]:
         other = "" if shuffled is None else f", of shuffled ones {shuffled:.3f}"
         yield f"mean cosine of matched views: {similarity['matched_similarity']:.3f}{other}"
     if retrieval := summary.get("retrieval"):
-        hits = _score(retrieval["hits_at_1"], retrieval["queries"], "question")
-        yield f"nearest answer is right by embeddings: {hits}, among {retrieval['candidates']:,} distinct answers"
+        of_steps = retrieval.get("readout", {}).get("views") == "step-jepa"
+        query, target = ("step", "next step") if of_steps else ("question", "answer")
+        hits = _score(retrieval["hits_at_1"], retrieval["queries"], query)
+        yield f"nearest {target} is right by embeddings: {hits}, among {retrieval['candidates']:,} distinct {target}s"
         for name, (words, _) in MAPS.items():
             if mapped := retrieval.get(name):
                 fitted = f"{words}, fitted on {counted(mapped['records'], 'record')} of {mapped['file']}"
-                hits = _score(mapped["hits_at_1"], mapped["queries"], "question")
+                hits = _score(mapped["hits_at_1"], mapped["queries"], query)
                 yield f"the same behind {fitted}: {hits}"
         if without := retrieval.get("without_pair"):
             yield f"not among these questions: {without}"

@@ -17,7 +17,7 @@ from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.columns import MOST_NAMES
 from stepjepa.data.formats import FORMATS
 from stepjepa.data.reading_notes import named
-from stepjepa.data.sources import read_rows
+from stepjepa.data.sources import parts_of_name, read_rows
 from stepjepa.preparing.conversion import Convert, convert_rows
 from stepjepa.preparing.holding_out import hold_out
 from stepjepa.tasks import nl_rx_grammar, stepmath
@@ -30,7 +30,9 @@ class SourceSettings:
     """The source of raw rows, and the output of records."""
 
     input_file: str | None = option(None, f"{', '.join(FORMATS)}; or name a `dataset`", metavar="FILE")
-    dataset: str | None = option(None, "data set of the hub, or folder of one", metavar="NAME")
+    dataset: str | None = option(
+        None, "data set of the hub, or folder of one; NAME:SUBSET:SPLIT as in training", metavar="NAME"
+    )
     subset: str | None = option(None, "configuration of the data set, where it has several", metavar="NAME")
     split: str | None = option(None, "train, test ...; needed where there are several", metavar="NAME")
     bad_records: Literal["error", "skip"] = option("error", "rows that are not valid; skip: count and skip them")
@@ -65,9 +67,9 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
     check_effects(vars(settings), SourceSettings)
     if settings.input_file is not None and Path(settings.input_file).is_dir():
         raise UserError("is a folder; name it as `dataset`, or a file in it", path=settings.input_file)
-    name = settings.dataset or str(existing_file(str(settings.input_file), "raw file"))
+    name, subset, split = _source(settings)
     bad = BadRecords(settings.bad_records, settings=("bad_records", "columns"))
-    rows = read_rows(name, split=settings.split, subset=settings.subset, bad=bad)
+    rows = read_rows(name, split=split, subset=subset, bad=bad)
     targets = _check_targets(settings.output_file, settings.test_file, settings.test_size, settings.overwrite, name)
     records, counts = convert_rows(rows, convert, path=name, limit=settings.max_examples, bad=bad)
     reasons = counts.dropped.most_common()
@@ -89,6 +91,19 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
     numbers += [("bad, skipped", bad.count)] if bad.count else []
     print_rows([(label, str(count)) for label, count in numbers])
     _write_files(dict(zip(targets, parts, strict=True)), overwrite=settings.overwrite)
+
+
+def _source(settings: SourceSettings) -> tuple[str, str | None, str | None]:
+    """Return the file, or the data set with subset and split, which may be named as in training: NAME:SUBSET:SPLIT."""
+    if settings.dataset is None:
+        return str(existing_file(str(settings.input_file), "raw file")), settings.subset, settings.split
+    name, *named = parts_of_name(settings.dataset)
+    flags = (settings.subset, settings.split)
+    for setting, in_name, flag in zip(("subset", "split"), named, flags, strict=True):
+        if in_name is not None and flag is not None:
+            raise UserError(f"`dataset` names a {setting} already, '{in_name}'; leave `{setting}` out")
+    subset, split = (in_name or flag for in_name, flag in zip(named, flags, strict=True))
+    return name, subset, split
 
 
 def _check_targets(

@@ -79,6 +79,9 @@ def _values(run: RunConfig, has_eval: bool, **more: object) -> dict[str, object]
         "disable_tqdm": not sys.stderr.isatty(),
     }
     if has_eval:
+        if run.batch_size > 1:
+            # A loss that compares pairs is on one scale with that of training only among as many of them.
+            values["per_device_eval_batch_size"] = run.batch_size
         values["eval_strategy"] = "epoch" if run.eval_steps is None else "steps"
         values["eval_steps"] = run.eval_steps
     values.update(run.trainer | more)
