@@ -150,6 +150,24 @@ def test_a_record():
     assert (counts.read, counts.dropped.total()) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("response", "changed"),
+    [
+        ("3 + 4 = 7.\n\nSo 7 + 1 = 8.", 0),
+        ("\n3 + 4 = 7.\r\n\r\nSo 7 + 1 = 8.\n\n", 0),
+        ("3 + 4 = 7.\n\n```\ny = 1\n\nreturn y\n```\n\nSo 7 + 1 = 8.", 1),
+        ("2 + 3 = 5 apples.\n\n5 * 4 = 20 apples.\n\n20", 1),
+        ("3 + 4 = 7.\n\n---\n\nSo 7 + 1 = 8.", 1),
+        (["3 + 4 = 7.\n\nSo far.", "So 7 + 1 = 8."], 1),
+        (["3 + 4 = 7.", "So 7 + 1 = 8."], 0),
+    ],
+)
+def test_removed_blank_lines_are_counted(response, changed):
+    """A block of code lost them without a word."""
+    records, counts = prepare(raw(deepseek_response=response), raw())
+    assert len(records) == 2 and counts.changed.total() == changed
+
+
 def test_a_gap_of_a_table_is_left_out_of_the_record():
     (record,), _ = prepare(raw(answer=math.nan))
     assert "answer" not in record

@@ -14,7 +14,7 @@ from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.columns import CHATS, read_chat
 from stepjepa.data.messages import check_text_only, is_absent, read_tools, read_variables, tools_column
 from stepjepa.data.records import fields_beside, parse_record
-from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
+from stepjepa.preparing.step_splitting import blank_lines, drop_thinking, split_response, tidy_step
 from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
 from stepjepa.tasks.generic import Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask
@@ -46,6 +46,7 @@ class Counts:
 
     read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  # rows that gave no record, by reason
+    changed: Counter[str] = field(default_factory=Counter)  # rows whose text was changed, by what was done to it
     columns: tuple[str, ...] = ()  # of the first row, for error messages
     # Column that holds a value, or key of its messages -> whether a conversion read it.
     was_read: dict[str, bool] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class _TrackedRow(JsonObject):
         super().__init__(row)
         self.columns_read: set[str] = set()
         self.unread_keys: list[str] = []  # keys of its messages that are not read
+        self.changes: list[str] = []  # what was done to its text
 
     def __getitem__(self, name: str) -> object:
         self.columns_read.add(name)
@@ -113,6 +115,7 @@ def convert_rows(
                 if not is_absent(value):
                     counts.was_read[name] = counts.was_read.get(name, False) or name in tracked.columns_read
             counts.was_read |= dict.fromkeys(tracked.unread_keys, False)
+            counts.changed.update(tracked.changes)
     return records_made[:limit], counts
 
 
@@ -206,6 +209,8 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
     if isinstance(answer, float) and not math.isfinite(answer):  # NaN is a gap in a table
         answer = None
     answer = answer if isinstance(answer, str | int | float | None) else str(answer)
+    if isinstance(row, _TrackedRow) and blank_lines(response) >= len(tidied):
+        row.changes.append("blank lines inside a step, which would part it, or rules between steps were removed")
     record = {"question": question, "answer": answer, "ground_truth": truth, "total_steps": len(tidied)}
     record |= chat_record(options.system_prompt, question, "\n\n".join(tidied))
     return {name: value for name, value in record.items() if value is not None}

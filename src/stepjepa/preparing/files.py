@@ -87,6 +87,8 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
     bad.tell()
     if counts.unused:
         note(f"not used: {named(counts.unused)}")
+    for change, number in counts.changed.items():
+        note(f"in {counted(number, 'record')} {change}")
     numbers = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
     numbers += [("bad, skipped", bad.count)] if bad.count else []
     print_rows([(label, str(count)) for label, count in numbers])

@@ -67,6 +67,11 @@ def tidy_step(step: str) -> str:
     return _BLANK_LINES.sub("\n", _unix_lines(step)).strip()
 
 
+def blank_lines(text: str) -> int:
+    """Return how often one blank line, or several, part a text."""
+    return len(_BLANK_LINES.findall(_unix_lines(text).strip()))
+
+
 def _leads_in(piece: str) -> bool:
     """Return whether a piece only introduces the next: a heading, "Therefore:", at most three words without a digit."""
     piece = _ITEM_NUMBER.sub("", piece).strip()
