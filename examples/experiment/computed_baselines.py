@@ -1,4 +1,4 @@
-"""Baselines behind a model as it is where answers are computed: a linear classifier of them, and projection heads."""
+"""Baselines behind a model as it is: projection heads, and a linear classifier of answers that are computed."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ FEWEST_RECORDS = 20
 _NEEDED = f"linear maps and projection heads are fitted on at least {FEWEST_RECORDS}"
 
 FEW_HELD_OUT = 10
-"""Where fewer records choose a map, a user is told so."""
-
+"""Fewest held-out records that choose a map without a note that they are few."""
 
 POOLINGS: tuple[Literal["mean", "last"], ...] = ("mean", "last")
 

@@ -29,16 +29,17 @@ def fit_linear_map(
 ) -> FittedMap:
     """Fit a linear map of embeddings on pairs of records, by which partners are near; the model itself is not trained.
 
-    ``jepa.embed(texts, linear_map=fitted)`` and ``jepa.index(answers, linear_map=fitted)`` embed behind the map. A
-    model without a JEPA objective is tried at every layer with both poolings, unless a readout is named.
+    ``jepa.embed(texts, linear_map=fitted)`` and ``jepa.index(answers, linear_map=fitted)`` embed behind the map.
+    Every layer is tried with both poolings, unless a readout is named: of texts without predictor tokens, and of a
+    model with a JEPA objective also where its training reads.
 
     Args:
         jepa: any model, also one that was never trained here; its ``system_prompt``, if any, replaces that of records.
         records: pairs that belong together, at least 20; those without a pair, or longer than ``max_length``, are left
             out. A tenth of them, at most 1,000, drawn at random, chooses readout, penalty and fit: ridge regression or
             canonical correlations.
-        layer: index of ``hidden_states`` to read, instead of that of training.
-        pooling: ``last`` or ``mean``, instead of that of training.
+        layer: index of ``hidden_states`` to read, instead of trying all.
+        pooling: ``last`` or ``mean``, instead of trying both; without a layer at that of training.
         max_length: most tokens of a record, instead of those of training.
         batch_size: sequences at a time.
 
@@ -72,8 +73,7 @@ def fit_projection_heads(
     Args:
         jepa: see :func:`fit_linear_map`.
         records: the tenth that chooses layer, pooling and epochs is not trained on.
-        layer: see :func:`fit_linear_map`. Without one all layers of a model without a JEPA objective are tried, which
-            takes minutes where they are many.
+        layer: see :func:`fit_linear_map`. Trying all takes minutes where they are many.
         pooling: see :func:`fit_linear_map`.
         max_length: see :func:`fit_linear_map`.
         batch_size: sequences at a time through the model.
