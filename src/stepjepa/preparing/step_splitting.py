@@ -4,6 +4,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from stepjepa.data.blocks import lines_in_blocks
+
 _BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 _STEP_MARKER = re.compile(
     # A decorated marker may have text after it ("### Step 2 Add them"); a plain one needs punctuation or the end of the
@@ -24,23 +26,7 @@ _CLOSING = re.compile(
     re.I,
 )
 
-_OPENING = re.compile(r"\s*(```|~~~|\$\$|\\\[|\\begin\{[a-z]+\*?\})")
 _BLOCK = re.compile(r"(?:```.*```|~~~.*~~~|\$\$.*\$\$|\\\[.*\\\]|\\begin\{.*\\end\{[a-z]+\*?\})[ \t.,]*", re.DOTALL)
-
-
-def _block_lines(lines: Sequence[str]) -> set[int]:
-    """Return the numbers of lines in code fences, displays and LaTeX environments, which blank lines do not split."""
-    inside: set[int] = set()
-    end = ""  # the mark that closes the block
-    for number, line in enumerate(lines):
-        remainder, opening = line, None if end else _OPENING.match(line)
-        if opening:
-            end = opening[1].replace("\\[", "\\]").replace("\\begin", "\\end")
-            remainder = line[opening.end() :]
-        if end:
-            inside.add(number)
-            end = "" if end in remainder else end
-    return inside
 
 
 def drop_thinking(text: str) -> str:
@@ -161,7 +147,7 @@ def split_response(text: str) -> list[str]:
     answer) are joined to the step they belong to, and horizontal rules are dropped. Steps have no blank lines in them.
     """
     lines = _trim(_unix_lines(text)).split("\n")
-    inside = _block_lines(lines)
+    inside = lines_in_blocks(lines)
     markers = _find_markers(lines, inside, _STEP_MARKER)
     items = {} if markers else _find_markers(lines, inside, _NUMBER_MARKER)
     pieces = _pieces(lines, inside, markers or items, in_list=bool(items))
