@@ -198,8 +198,8 @@ def test_case_and_blanks_do_not_count_in_umlauts_line_ends_and_margins(tmp_path:
         ("a\r\n\r\n~~~\r\nb\r\n\r\nc\r\n~~~\r\n\r\nd", "blank", ["a\r\n\r\n", "~~~\r\nb\r\n\r\nc\r\n~~~\r\n\r\n", "d"]),
         ("$$\nx\n\n= 3\n$$\n\n\n\ntwo", "blank", ["$$\nx\n\n= 3\n$$\n\n\n\n", "two"]),
         ("\\begin{align}\nx\n\ny\n\\end{align}\n\ntwo", "blank", ["\\begin{align}\nx\n\ny\n\\end{align}\n\n", "two"]),
-        # What nothing closes: a fence ends with the text, any other mark begins no block.
-        ("one\n\n```\na\n\nb", "blank", ["one\n\n", "```\na\n\nb"]),
+        # A mark that nothing closes begins no block.
+        ("one\n\n```\na\n\nb", "blank", ["one\n\n", "```\na\n\n", "b"]),
         ("$$ is money.\n\n\\[ too.\n\ntwo", "blank", ["$$ is money.\n\n", "\\[ too.\n\n", "two"]),
         # As published: every pair of line ends.
         ("```\na\n\nb\n```", "\n\n", ["```\na\n\n", "b\n```"]),

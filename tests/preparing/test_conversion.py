@@ -225,6 +225,10 @@ def test_what_json_has_no_form_for_becomes_text():
         ({"deepseek_response": None}, "no text in 'deepseek_response'"),
         ({"question": 5}, "no text in 'question'"),
         ({"deepseek_response": "<think>never ends"}, "'deepseek_response' holds only thinking"),
+        (
+            {"deepseek_response": ["It is 5:\n```", "```\nThe end is 6."]},
+            "a code fence or formula begins in one step and ends in another",
+        ),
         ({"deepseek_response": "It is \\boxed{5}."}, "fewer than two steps"),
         ({"deepseek_response": "<think>a\n\nb</think>It is 5."}, "fewer than two steps behind the thought"),
         ({"deepseek_response": ["It is 5."]}, "fewer than two steps"),

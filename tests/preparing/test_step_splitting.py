@@ -94,7 +94,8 @@ def test_what_completes_a_step_goes_with_it(formula):
 @pytest.mark.parametrize(
     "block",
     [
-        "```python\na = 3\n\nb = 4\n\n1. no\n2. step\n```",
+        "```python\na = 3\n\n\nb = 4\n\n1. no\n2. step\n```",
+        "~~~yaml\na: 3\n\n---\n\nb: 4\n~~~",
         "$$\n3 + 4\n\n= 7\n$$.",
         "\\[\n3 + 4\n\n= 7\n\\]",
         "\\begin{align*}\n3 + 4\n\n= 7 is 7\n\\end{align*}",
@@ -102,7 +103,17 @@ def test_what_completes_a_step_goes_with_it(formula):
 )
 def test_blocks_are_not_cut(block):
     steps = split_response(f"We calculate 3 + 4 as follows:\n\n{block}\n\nThen she eats 2 eggs.")
-    assert steps == [tidy_step(f"We calculate 3 + 4 as follows:\n{block}"), "Then she eats 2 eggs."]
+    assert steps == [f"We calculate 3 + 4 as follows:\n{block}", "Then she eats 2 eggs."]
+    content = "\n\n".join(steps)
+    assert [content[start:end].strip() for start, end in find_steps(content)] == steps
+
+
+def test_a_fence_that_nothing_closes_joins_no_steps():
+    assert split_response("She has 3 + 4 = 7.\n\n```\na = 7\n\nb = 2 is not the end") == [
+        "She has 3 + 4 = 7.",
+        "```\na = 7",
+        "b = 2 is not the end",
+    ]
 
 
 def test_real_traces_lose_nothing_and_are_found_again(shared_data):

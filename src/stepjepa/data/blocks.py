@@ -5,14 +5,12 @@ from collections.abc import Sequence
 
 _OPENING = re.compile(r"\s*(```|~~~|\$\$|\\\[|\\begin\{[a-z]+\*?\})")
 _CLOSING = re.compile(r"```|~~~|\$\$|\\\]|\\end\{[a-z]+\*?\}")
-_FENCES = ("```", "~~~")
 
 
 def lines_in_blocks(lines: Sequence[str]) -> set[int]:
     """Return the numbers of the lines, from 0, in code fences, displays and LaTeX environments.
 
-    A fence that is never closed ends with the text, as in Markdown. Any other mark that nothing closes, such as a lone
-    ``$$``, begins no block.
+    A mark that nothing closes, such as a lone ``$$`` or the fence of an answer that was cut off, begins no block.
     """
     last_closing = {mark: number for number, line in enumerate(lines) for mark in _CLOSING.findall(line)}
     inside: set[int] = set()
@@ -22,7 +20,7 @@ def lines_in_blocks(lines: Sequence[str]) -> set[int]:
         if opening:
             mark = opening[1].replace("\\[", "\\]").replace("\\begin", "\\end")
             remainder = line[opening.end() :]
-            if mark in _FENCES or mark in remainder or last_closing.get(mark, -1) > number:
+            if mark in remainder or last_closing.get(mark, -1) > number:
                 end = mark
         if end:
             inside.add(number)

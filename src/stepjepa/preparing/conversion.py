@@ -14,6 +14,7 @@ from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.columns import CHATS, read_chat
 from stepjepa.data.messages import check_text_only, is_absent, read_tools, read_variables, tools_column
 from stepjepa.data.records import fields_beside, parse_record
+from stepjepa.data.steps import find_steps
 from stepjepa.preparing.step_splitting import blank_lines, drop_thinking, split_response, tidy_step
 from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
 from stepjepa.tasks.generic import Gsm8kTask
@@ -182,7 +183,8 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
         options: names of the columns, and how a response is split.
 
     Raises:
-        Unusable: the response has fewer than two steps, or is wrong and ``require_correct`` is set.
+        Unusable: the response has fewer than two steps, or is wrong and ``require_correct`` is set; or code that is
+            not closed in its step would join steps.
         UserError: the user's splitter failed, or the row holds a chat.
     """
     if (chat := next((name for name in CHATS if name in row and options.question_field not in row), None)) is not None:
@@ -198,6 +200,9 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
     if len(tidied) < 2:
         had_thought = "</think>" in str(row[options.response_field])
         raise Unusable("fewer than two steps" + (" behind the thought" if had_thought else ""))
+    content = "\n\n".join(tidied)
+    if len(find_steps(content)) != len(tidied):
+        raise Unusable("a code fence or formula begins in one step and ends in another")
     truth = _ground_truth(row)
     if options.require_correct:
         if truth is None:
@@ -212,7 +217,7 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
     if isinstance(row, _TrackedRow) and blank_lines(response) >= len(tidied):
         row.changes.append("blank lines inside a step, which would part it, or rules between steps were removed")
     record = {"question": question, "answer": answer, "ground_truth": truth, "total_steps": len(tidied)}
-    record |= chat_record(options.system_prompt, question, "\n\n".join(tidied))
+    record |= chat_record(options.system_prompt, question, content)
     return {name: value for name, value in record.items() if value is not None}
 
 

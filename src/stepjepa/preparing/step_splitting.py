@@ -6,7 +6,6 @@ from itertools import pairwise
 
 from stepjepa.data.blocks import lines_in_blocks
 
-_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 _STEP_MARKER = re.compile(
     # A decorated marker may have text after it ("### Step 2 Add them"); a plain one needs punctuation or the end of the
     # line after the number, because "Step 1 gives 12" is a sentence.
@@ -49,13 +48,21 @@ def _unix_lines(text: str) -> str:
 
 
 def tidy_step(step: str) -> str:
-    """Remove blank lines inside a step and white space around it, so that blank lines only separate steps."""
-    return _BLANK_LINES.sub("\n", _unix_lines(step)).strip()
+    """Remove blank lines inside a step and white space around it, so that blank lines only separate steps.
+
+    Those in code fences, displays and LaTeX environments separate no steps, and stay.
+    """
+    lines = _unix_lines(step).strip().split("\n")
+    inside = lines_in_blocks(lines)
+    return "\n".join(line for number, line in enumerate(lines) if number in inside or line.strip())
 
 
 def blank_lines(text: str) -> int:
-    """Return how often one blank line, or several, part a text."""
-    return len(_BLANK_LINES.findall(_unix_lines(text).strip()))
+    """Return how often one blank line outside a block, or several, part a text."""
+    lines = _unix_lines(text).strip().split("\n")
+    inside = lines_in_blocks(lines)
+    parting = [number not in inside and not line.strip() for number, line in enumerate(lines)]
+    return sum(this and not before for before, this in pairwise(parting))
 
 
 def _leads_in(piece: str) -> bool:
@@ -80,7 +87,11 @@ def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
     waiting: list[str] = []
     for piece in pieces:
         # In Markdown, a rule left under a line of text would turn that line into a heading.
-        text = "\n".join(line for line in piece.split("\n") if not _RULE.fullmatch(line)).rstrip()
+        lines = piece.split("\n")
+        inside = lines_in_blocks(lines)
+        text = "\n".join(
+            line for number, line in enumerate(lines) if number in inside or not _RULE.fullmatch(line)
+        ).rstrip()
         if not text.strip():
             continue
         if not waiting and _continues(text):
@@ -127,8 +138,8 @@ def _pieces(lines: Sequence[str], inside: Collection[int], markers: Mapping[int,
     pieces: list[list[str]] = []
     begins = True
     for place, line in enumerate(lines):
-        if not line.strip():
-            begins = begins or place not in inside
+        if place not in inside and not line.strip():
+            begins = True
             continue
         ended = not markers or (in_list and line[0] not in " \t-*") or _CLOSING.match(line)
         parted = begins and ((place < first and not introduced) or (place > last and ended))
@@ -144,7 +155,8 @@ def split_response(text: str) -> list[str]:
 
     Steps begin at markers if the response numbers them consecutively ("**Step 2:**", "Step 2:", "### Step 2", "2.");
     otherwise blank lines separate them. Pieces without content of their own (headings, lead-ins, a lone formula, a bare
-    answer) are joined to the step they belong to, and horizontal rules are dropped. Steps have no blank lines in them.
+    answer) are joined to the step they belong to, and horizontal rules are dropped. Steps have no blank lines in them
+    but those of code and formulas.
     """
     lines = _trim(_unix_lines(text)).split("\n")
     inside = lines_in_blocks(lines)
