@@ -103,6 +103,24 @@ def test_useless_data_is_refused(trained_tokenizer: Any, tmp_path: Path) -> None
 # -- looking up --------------------------------------------------------------------------------------------------------
 
 
+def test_the_error_of_a_long_record_names_the_longest(trained_tokenizer: Any, monkeypatch: Any) -> None:
+    """Otherwise each run would name the next record, with a ``max_length`` for that one alone."""
+    words = [3, 11, 7, 5, 13]
+    records = [replace(tiny.make_record("S", "why " * count, "so"), line=line) for line, count in enumerate(words)]
+    lengths = [len(RecordTokenizer(trained_tokenizer, STEPS).tokenize([record])[0].ids) for record in records]
+    limit = lengths[0]
+    with pytest.raises(UserError) as caught:
+        prepare(records, trained_tokenizer, JepaConfig(mode="regular", max_length=limit))
+    others = f"4 of the first 5 records are too long, the longest has {lengths[4]} tokens"
+    fault = f"1: the record has {lengths[1]} tokens, more than max_length {limit}; {others}: raise `max_length`, or "
+    assert fault in str(caught.value)
+    with pytest.raises(UserError, match=rf"more than max_length {lengths[1]}; raise"):  # one record alone
+        prepare(records, trained_tokenizer, JepaConfig(mode="regular", max_length=lengths[1]))
+    monkeypatch.setattr(module, "SURVEYED", 3)
+    with pytest.raises(UserError, match=rf"2 of the first 3 records are too long, the longest has {lengths[1]}"):
+        prepare(records, trained_tokenizer, JepaConfig(mode="regular", max_length=limit))
+
+
 @pytest.mark.parametrize("collects", [True, False])
 def test_the_garbage_collector_is_left_as_it_was(collects: bool, trained_tokenizer: Any) -> None:
     try:

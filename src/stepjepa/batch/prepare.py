@@ -26,7 +26,7 @@ from stepjepa.base.processes import is_main_process
 from stepjepa.base.spool import BLOCK, Spooled
 from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tokens
 from stepjepa.batch.flat_record import flattened
-from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
+from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, RecordTooLongError
 from stepjepa.config.jepa import JepaConfig, affecting
 from stepjepa.data.record import Data, Record, Views
 from stepjepa.data.records import as_records, check_is_collection
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 CacheDir = str | os.PathLike[str] | Literal[False] | None
 """A folder for tokenised data; None is ``stepjepa`` in the user's cache folder, False stores nothing."""
+
+SURVEYED = 10_000
+"""Records that are measured where one of them is too long."""
 
 
 def prepare(
@@ -118,7 +121,10 @@ def _tokenized(
     opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
     with _without_garbage_collection(), opened as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
         for _ in tqdm(range(0, len(records), BLOCK), f"prepare {records.what}", disable=None):
-            block = record_tokenizer.tokenize(islice(waiting, BLOCK))
+            try:
+                block = record_tokenizer.tokenize(islice(waiting, BLOCK))
+            except RecordTooLongError as error:
+                raise _among_others(error, records, tokenizer, config) from None
             tokens.update(count_tokens(block, config))
             columns = [[record.length for record in block], list(map(flattened, block))]
             writer.write_table(pa.table(columns, schema=SCHEMA))
@@ -132,6 +138,21 @@ def _tokenized(
         source=records.latest.source,
         summary=records.latest.summary,
     )
+
+
+def _among_others(
+    error: RecordTooLongError, records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig
+) -> UserError:
+    """Add to an error the number of records that are too long and the longest one, of at most the first ``SURVEYED``.
+
+    One run tells so which ``max_length`` is needed, instead of one run for every record.
+    """
+    survey = RecordTokenizer(tokenizer, replace(config, over_length="skip", require_pairs=False))
+    try:
+        read = len(survey.tokenize_each(islice(records, SURVEYED)))
+    except UserError:
+        return error
+    return error.among(read, survey.counts["over length"], survey.longest)
 
 
 def check_usable(record_tokenizer: RecordTokenizer, path: str) -> None:

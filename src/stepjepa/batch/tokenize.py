@@ -80,6 +80,31 @@ class TrainedTurn(NamedTuple):
     end: int  # one past the last kept character; 0 if nothing of the turn is trained
 
 
+class RecordTooLongError(UserError):
+    """A record is longer than ``max_length``, and ``over_length`` makes that an error.
+
+    Args:
+        record: the record.
+        length: of its first turn that is too long, with all in front of it, in tokens.
+        limit: ``max_length``.
+        of_others: a part of the message on the other records.
+    """
+
+    def __init__(self, record: Record, length: int, limit: int, of_others: str = "") -> None:
+        super().__init__(
+            f"the record has {length} tokens, more than max_length {limit}; {of_others}raise `max_length`, "
+            "or pass `over_length truncate` or skip",
+            path=record.path,
+            line=record.line,
+        )
+        self._about = record, length, limit
+
+    def among(self, records: int, too_long: int, longest: int) -> RecordTooLongError:
+        """Return this error with the number of records, of those that are too long, and of tokens of the longest."""
+        others = f"{too_long} of the first {records} records are too long, the longest has {longest} tokens: "
+        return RecordTooLongError(*self._about, others if too_long > 1 else "")
+
+
 class RecordTokenizer:
     """Tokenises records for one configuration.
 
@@ -98,6 +123,7 @@ class RecordTokenizer:
         self.predictors: Ids = np.asarray(predictor_ids(tokenizer, config.used_predictors), np.int32)  # [K]
         self._without_use = dict[str, None]()  # parts of the records so far that the template does not read
         self.counts: Counter[str] = Counter()  # of the records so far, by the names of ``COUNTS``
+        self.longest = 0  # turn of the records so far, with all in front of it, in tokens
         self._without_pair: Counter[str] = Counter()  # reason -> number of records without a pair
         self.renderer = PairRenderer(self.template.render_alone, config)
         self._texts = TextTokenizer(tokenizer)
@@ -321,15 +347,11 @@ class RecordTokenizer:
         self._without_pair[self.renderer.reason_without_pair(record, turns, rendered)] += 1
 
     def _too_long(self, record: Record, tokens: TurnTokens) -> bool:
-        """Return whether a turn has more than ``max_length`` tokens; raise ``UserError`` if that is an error."""
+        """Return whether a turn has more than ``max_length`` tokens; ``RecordTooLongError`` if that is an error."""
         length, config = len(tokens.tokens.ids), self.config
+        self.longest = max(self.longest, length)
         if length > config.max_length and config.over_length == "error":
-            raise UserError(
-                f"the record has {length} tokens, more than max_length {config.max_length}; raise `max_length`, "
-                "or pass `over_length truncate` or skip",
-                path=record.path,
-                line=record.line,
-            )
+            raise RecordTooLongError(record, length, config.max_length)
         return length > config.max_length
 
     def _prompting_messages(self, record: Record, turn: Turn) -> list[int]:
