@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 from frame import BASELINE, REFERENCE, is_plain, runs, searched
 from matplotlib.figure import Figure
-from retrieval_results import LENGTHS, UNTRAINED, data_sets, models_with_runs
+from retrieval_models import LENGTHS, UNTRAINED
+from retrieval_results import data_sets, models_with_runs
 
 from stepjepa.base.files import atomic_write
 from stepjepa.base.terminal import PALETTE

@@ -68,6 +68,7 @@ class Data(NamedTuple):
 DATA = {
     "synth": Data("synth", *SETS["synth"], NlRxTask()),
     "turk": Data("turk", *SETS["turk"], NlRxTask()),
+    "turk-128": Data("turk", *SETS["turk"], NlRxTask()),
     # A quarter of the databases is at hand, so not all queries can be executed: only equal texts are the same query.
     "spider": Data("spider", SHARED / "spider_train.jsonl", SHARED / "spider_test.jsonl", None),
     "sums": Data(

@@ -15,8 +15,8 @@ records but the last 1,000 (of SmolLM2, 300), by regression of targets on source
 ``heads`` are two small networks that are trained by InfoNCE behind the model as it is. For answers that have to be
 computed there is ``classifier``, too, a linear one of the answers, which are few. All are chosen by the mean reciprocal
 rank on those last records. ``trained, ridge``, ``trained, canonical`` and ``trained, heads`` are the same
-behind the embeddings that training reads. Runs of one seed also have ``trained, all answers``: every training answer
-is a candidate, too.
+behind the embeddings that training reads; ``heads`` of such a model are read where they find most, of texts without
+predictor tokens. Runs of one seed also have ``trained, all answers``: every training answer is a candidate, too.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def at_layers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, layers
 def of_run(
     folder: Path, about: dict[str, Any], train: Sequence[Record], test: Asked, layers: Sequence[int] | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of a run folder; ``layers``, by default all, are tried where training reads none."""
+    """The rows of a run folder; ``layers``, by default all, are those at which maps of any readout are tried."""
     model, tokenizer = load_for_inference(folder, dtype="float32")
     if (trained_objective(folder) or {})["mode"] == "regular":
         return without_objective(about, at_layers(model, tokenizer, layers), train, test)
@@ -177,6 +177,7 @@ def of_run(
     )
     about_heads = {**about, "method": "trained, heads", "choice": f"{words}, {heads.epochs} epochs"}
     rows.append(row(about_heads, *sides_behind(heads, views.source, views.target), test))
+    rows.append(behind_heads(about, at_layers(model, tokenizer, layers), train[parts[0]], chosen, test))
     if about["seed"] == ONE_SEED:
         more = {**about, "method": "trained, all answers", "choice": words}
         rows.append(beside_training_answers(more, views, known, test, asked(test.data, train)))

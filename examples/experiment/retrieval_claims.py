@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cells import NOTHING, listed, table
+from retrieval_models import UNTRAINED, WAYS
 from retrieval_results import (
     EQUAL,
     FEWER,
     HITS,
     MORE,
-    UNTRAINED,
-    WAYS,
     Retrieval,
     difference,
     of_model,

@@ -8,93 +8,33 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import NamedTuple
 
 import pandas as pd
 import retrieval
 from cells import NOTHING, interval, listed, mean, table
 from ranking import DATA
+from retrieval_models import (
+    LENGTHS,
+    LONGER,
+    MODELS,
+    PLAIN,
+    READINGS,
+    UNTRAINED,
+    VARIANTS,
+    WAYS,
+    Model,
+)
 from retrieval_sets import DATA_SETS, FILE, JOINT, RIGHT, DataSet
 
 from stepjepa.study.statistics import PairedT, paired_t
 
-PLAIN, LONGER = "regular-1.35x", "regular-1.75x"
-"""Plain training for the FLOPs of ``branched``, and for those of ``separate``."""
-
-UNTRAINED = "untrained"
-LENGTHS = {PLAIN: "1.35 times as long", LONGER: "1.75 times as long"}
-FREE = ("nearest known question", "TF-IDF, characters", "TF-IDF, words")
 HITS = "hits_at_1"
-READINGS = {"best readout": "as it is", "ridge": "behind a ridge map", "canonical": "behind a canonical map"}
-READINGS |= {"classifier": "behind a linear classifier", "heads": "behind projection heads"}
-"""How a model without a JEPA objective is read."""
 OF_ALL_SEEDS = ("best readout", "ridge")
 """Readings that every run of plain training has."""
 MAPPED = ("trained, ridge", "trained, canonical", "trained, heads")
 """Maps behind embeddings that training reads."""
-WAYS = {"ridge": "ridge map", "canonical": "canonical map", "heads": "projection heads"}
-"""What is fitted on pairs, behind any embeddings."""
 MORE, EQUAL, FEWER, ONE_SEED = "more", "not told apart", "fewer", "one seed"
 """What the difference of two models shows; see :func:`outcome`."""
-
-
-class Model(NamedTuple):
-    """A row of the table: an arm, and by what candidates are ranked."""
-
-    arm: str
-    method: str
-    words: str
-
-    @property
-    def short(self) -> bool:
-        """Whether it is in the short table: neither variants nor maps behind embeddings that training reads are."""
-        return not self.method.startswith("trained, ") and any(self.arm == model.arm for model in MODELS)
-
-
-MODELS = (
-    *(Model("none", method, method) for method in FREE),
-    *(
-        Model(arm, method, f"{words_of_arm}, {words}")
-        for arm, words_of_arm in {UNTRAINED: UNTRAINED, **{arm: f"plain, {LENGTHS[arm]}" for arm in LENGTHS}}.items()
-        for method, words in (("best readout", "best readout"), *WAYS.items(), ("classifier", "linear classifier"))
-    ),
-    Model("branched-cosine", "trained", "LM loss + cosine, `branched`"),
-    Model("branched-cosine", "trained, ridge", "LM loss + cosine, `branched`, ridge map"),
-    Model("branched-cosine", "trained, canonical", "LM loss + cosine, `branched`, canonical map"),
-    Model("infonce-alone", "trained", "InfoNCE alone, `separate`"),
-    Model("infonce-alone", "trained, ridge", "InfoNCE alone, `separate`, ridge map"),
-    Model("infonce-alone", "trained, canonical", "InfoNCE alone, `separate`, canonical map"),
-    Model("infonce-alone", "trained, heads", "InfoNCE alone, `separate`, projection heads"),
-    Model("branched-infonce", "trained", "LM loss + InfoNCE, `branched`"),
-    Model("branched-infonce", "trained, ridge", "LM loss + InfoNCE, `branched`, ridge map"),
-    Model("branched-infonce", "trained, canonical", "LM loss + InfoNCE, `branched`, canonical map"),
-    Model("separate-infonce", "trained", "LM loss + InfoNCE, `separate`"),
-    Model("separate-infonce", "trained, ridge", "LM loss + InfoNCE, `separate`, ridge map"),
-    Model("separate-infonce", "trained, canonical", "LM loss + InfoNCE, `separate`, canonical map"),
-    Model("separate-infonce", "trained, heads", "LM loss + InfoNCE, `separate`, projection heads"),
-    Model("branched-infonce-k0", "trained", "LM loss + InfoNCE, `branched`, no predictor tokens"),
-    Model("separate-infonce-k0", "trained", "LM loss + InfoNCE, `separate`, no predictor tokens"),
-    Model("separate-infonce-mean", "trained", "LM loss + InfoNCE, `separate`, means of texts"),
-    Model("separate-infonce-mean", "trained, ridge", "LM loss + InfoNCE, `separate`, means of texts, ridge map"),
-    Model(
-        "separate-infonce-mean", "trained, canonical", "LM loss + InfoNCE, `separate`, means of texts, canonical map"
-    ),
-)
-VARIANTS = {
-    "separate-infonce-0.05": "LM loss + InfoNCE of weight 0.05",
-    "separate-infonce-0.2": "LM loss + InfoNCE of weight 0.2",
-    "separate-infonce-0.5": "LM loss + InfoNCE of weight 0.5",
-    "separate-infonce-1": "LM loss + InfoNCE of weight 1",
-    "separate-infonce-1-layer-15": "LM loss + InfoNCE of weight 1 in layer 15",
-    "separate-infonce-1-middle": "LM loss + InfoNCE of weight 1 on means of layer 15",
-    "separate-infonce-1-mean": "LM loss + InfoNCE of weight 1 on means of the last layer",
-    "separate-cosine": "LM loss + cosine, `separate`",
-    "separate-cosine-1-mean": "LM loss + cosine of weight 1 on means of the last layer",
-    "separate-vicreg": "LM loss + VICReg",
-    "separate-sigreg": "LM loss + SIGReg",
-    "separate-infonce-wrong": "LM loss + InfoNCE, shuffled partners",
-}
-"""Other arms that a grid may have: what they are called; every further arm is called by its name."""
 
 
 def joined(runs: pd.DataFrame, file: str = FILE) -> pd.DataFrame:
