@@ -72,6 +72,30 @@ def test_turns_are_those_of_every_beginning_by_itself(form: str, marked: Any, mo
     assert isinstance(fast["two"], list)
 
 
+BEFORE_A_PROMPT = {
+    "loop": ("{% if message.role == 'assistant' and not add_generation_prompt %}T{% endif %}", ""),
+    "front": ("", "{% if add_generation_prompt %}F{% endif %}"),
+}
+
+
+@pytest.mark.parametrize("part", BEFORE_A_PROMPT)
+def test_a_text_that_is_there_in_prompts_alone(part: str, plain_tokenizer: Any) -> None:
+    """A server renders every prompt with ``add_generation_prompt``: what that decides is trained as it is asked."""
+    tokenizer = served_forms.in_form(served_forms.with_all_markers(plain_tokenizer), "ChatML")
+    in_loop, front = BEFORE_A_PROMPT[part]
+    tokenizer.chat_template = (
+        f"{front}{{% for message in messages %}}{{{{ '<|im_start|>' + message.role + '\\n' }}}}{in_loop}"
+        "{{ message.content + '<|im_end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    template, messages = ChatTemplate(tokenizer, None), chat("a?", "b", "c?", "d")
+    for _ in range(3):
+        first, second = turns_or_error(template, messages, None)
+        for turn, before in ((first, 1), (second, 3)):
+            prompt = tokenizer.apply_chat_template(messages[:before], tokenize=False, add_generation_prompt=True)
+            assert turn.text[: turn.answer] == prompt
+
+
 def counted(template: ChatTemplate, messages: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     calls = []
     render = Renderer.render

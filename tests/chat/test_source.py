@@ -74,6 +74,11 @@ def test_values_of_an_earlier_run_are_replaced() -> None:
     assert source.with_defaults(first, {}) == first
 
 
+def test_a_value_may_hold_any_line_end() -> None:
+    note = "a\u2028b\x85c\x0cd"
+    assert rendered(source.with_defaults(source.with_defaults("{{ x }}", {"x": note}), {"y": note})) == note
+
+
 def test_lines_of_the_own_template_stay() -> None:
     own = "{%- if x is not defined %}{%- set x = 1 %}{%- endif %}\n{{ x }} {%- if y is not defined %}y{% endif %}"
     assert rendered(source.with_defaults(own, {"y": 2})) == "1"

@@ -52,6 +52,31 @@ def test_a_message_that_is_in_no_prompt(tokenizer: Any) -> None:
     assert unused(tokenizer, odd, as_json) is None
 
 
+def test_a_result_that_only_happens_to_stand_elsewhere(tokenizer: Any) -> None:
+    messages = [
+        *chat("is it 5 or 6?", "look"),
+        {"role": "tool", "content": "5"},
+        {"role": "assistant", "content": "A."},
+    ]
+    assert unused(tokenizer, messages, FOUR_ROLES) == RESULT
+
+
+def test_a_speaker(tokenizer: Any) -> None:
+    named: list[Message] = [
+        {"role": "user", "name": "alice", "content": "hi"},
+        {"role": "assistant", "name": "bob", "content": "Yes."},
+    ]
+    lost = "messages[].name; the template leaves it out or rewrites it"
+    assert unused(tokenizer, named) == unused(tokenizer, [named[0], chat("q", "b")[1]]) == lost
+    assert unused(tokenizer, [chat("q", "b")[0], named[1]]) == lost
+    with_names = FOUR_ROLES.replace(
+        "message['role'] +", "message['role'] + (' ' + message.name if message.name else '') +"
+    )
+    assert unused(tokenizer, [named[0], chat("q", "b")[1]], with_names) is None
+    # That of a tool is also in the call.
+    assert unused(tokenizer, [*OBSERVED[:2], {**OBSERVED[2], "name": "look_up"}, OBSERVED[3]]) is None
+
+
 def test_calls_that_are_not_trained(tokenizer: Any) -> None:
     assert unused(tokenizer, UNTRAINED_CALL) == CALLS
     assert unused(tokenizer, UNTRAINED_CALL, FOUR_ROLES) == f"{CALLS}; {RESULT}"

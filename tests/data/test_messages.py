@@ -432,6 +432,18 @@ def test_frames_and_arrays() -> None:
         list(as_records(["x"]))
 
 
+def test_frames_and_series_of_the_users_own_objects() -> None:
+    pd = pytest.importorskip("pandas")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "default": None}}}
+    rows = [{"messages": [USER, ASSISTANT], "tools": [tool]}, {"messages": [USER, ASSISTANT], "tools": None}]
+    for values in (rows, pd.DataFrame(rows), pd.Series(rows)):
+        with_tools, without = as_records(values)
+        assert (with_tools.tools, without.tools) == ([tool], None)
+    for half in ({"tools": [{**tool, "function": {"name": "\ud83d"}}]}, {"chat_template_kwargs": {"x": "\ud83d"}}):
+        with pytest.raises(UserError, match="<memory>:1: holds half of a character"):
+            list(as_records([{**rows[0], **half}]))
+
+
 def test_an_arrow_table_fills_no_argument_with_null(tmp_path: Any) -> None:
     """Rows of one table have all fields; those of other rows' arguments are no arguments of this one."""
     other = {"type": "function", "function": {"name": "time", "arguments": {"zone": "CET"}}}
@@ -442,12 +454,14 @@ def test_an_arrow_table_fills_no_argument_with_null(tmp_path: Any) -> None:
     frames = (
         table,
         datasets.Dataset.from_list(rows),
-        pd.DataFrame(table.to_pylist()),
         pd.read_parquet(tmp_path / "a.parquet"),
     )
     for records in (read_records(tmp_path / "a.parquet"), *map(as_records, frames)):
         assert [record.messages[1]["tool_calls"] for record in records] == [[PARIS], [other]]
-    # In dicts a null is the user's own.
+    # In dicts a null is the user's own, and in a frame of their lists.
     nothing = {**PARIS, "function": {"name": "weather", "arguments": {"city": None}}}
-    (record,) = as_records([{"messages": [USER, {**CALLS, "role": "assistant", "tool_calls": [nothing]}]}])
+    own = [{"messages": [USER, {**CALLS, "role": "assistant", "tool_calls": [nothing]}]}]
+    (framed,) = as_records(pd.DataFrame(own))
+    assert framed.messages[1]["tool_calls"] == [nothing]
+    (record,) = as_records(own)
     assert record.messages[1]["tool_calls"] == [nothing]

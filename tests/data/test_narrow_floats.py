@@ -53,3 +53,20 @@ def test_files_and_folders(tmp_path: Path) -> None:
 def test_a_gap_stays_one() -> None:
     gaps = pyarrow.table({"question": ["q", "r"], "input": pyarrow.array([None, 0.1], "float32"), "answer": ["a", "b"]})
     assert [record.extra for record in as_records(gaps)] == [{"input": None}, {"input": 0.1}]
+
+
+def test_numbers_inside_objects(tmp_path: Path) -> None:
+    arguments = pyarrow.struct([("share", pyarrow.float32()), ("parts", pyarrow.list_(pyarrow.float16()))])
+    kind = pyarrow.struct([("name", pyarrow.string()), ("arguments", arguments)])
+    cells = [[{"name": "mix", "arguments": {"share": 3.8, "parts": np.array([0.1, 2], np.float16)}}]]
+    table = pyarrow.table({"question": ["q"], "answer": ["a"], "calls": pyarrow.array(cells, pyarrow.list_(kind))})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    datasets.Dataset(table).save_to_disk(tmp_path / "saved")
+    for records in (
+        as_records(table),
+        as_records(datasets.Dataset(table)),
+        read_records(tmp_path / "t.parquet"),
+        each_record_of_source(tmp_path / "saved"),
+    ):
+        (record,) = records
+        assert record.extra["calls"] == [{"name": "mix", "arguments": {"share": 3.8, "parts": [0.1, 2.0]}}]

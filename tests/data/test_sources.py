@@ -95,6 +95,11 @@ def test_rows_know_their_lines(tmp_path):
         # Quoted as CSV is.
         ('"a"\tb\n"say ""no"""\t"x"\n', [{"a": 'say "no"', "b": "x"}]),
         ("only\none\ntwo\n", [{"only": "one"}, {"only": "two"}]),
+        # As pandas writes a text with tabs and line ends: read by lines it is other records, without any error.
+        (
+            'a\tb\nList.\t"Here:\nx\t1\ny\t""2"""\nc\td\n',
+            [{"a": "List.", "b": 'Here:\nx\t1\ny\t"2"'}, {"a": "c", "b": "d"}],
+        ),
     ],
 )
 def test_a_line_of_tsv_is_a_row(tmp_path, text, rows):
@@ -164,7 +169,7 @@ WRONG = [
     ("a.csv", "a,b\n1\n", r"a\.csv:2: 1 field where the header has 2"),
     ("a.csv", 'a,b\n1,2\n"x"y,2\n', r"a\.csv:3: not valid CSV"),
     ("a.csv", 'a,b\n1,2\n"x,2\n1,2\n', r"a\.csv:3: not valid CSV \(unexpected end of data\)"),
-    ("a.tsv", 'a\tb\n"one\ntwo"\tx\n', r"a\.tsv:2: 1 field where the header has 2"),
+    ("a.tsv", 'a\tb\n"one\ntwo" x\ty\n', r"a\.tsv:2: 1 field where the header has 2; quote a field .*, and double"),
     ("a.jsonl", '{"a": 1}\n{"a": 1, "b": 2, "a": 3}\n', r"a\.jsonl:2: has the key 'a' twice in one object; keep one"),
     ("a.jsonl", '{"a": [{"b": {"c": 1, "c": 2}}]}\n', r"a\.jsonl:1: has the key 'c' twice"),
     ("a.json", '[{"a": 1}, {"a": 1, "a": 2}]', r"a\.json: element 2 has the key 'a' twice in one object; keep one"),
@@ -222,6 +227,11 @@ def test_a_column_that_stands_twice_is_named(tmp_path):
         pyarrow.parquet.write_table(table_of, tmp_path / "a.parquet")
         with pytest.raises(UserError, match=rf"a\.parquet: has the column '{name}' twice; keep one of the two"):
             list(read_rows(tmp_path / "a.parquet"))
+
+
+def test_the_line_in_which_excel_names_its_delimiter(tmp_path):
+    path = write(tmp_path / "a.csv", 'sep=;\r\na;b,c\r\n"1;2";3\r\n')
+    assert list(read_rows(path)) == [(3, {"a": "1;2", "b,c": "3"})]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])

@@ -179,10 +179,11 @@ def test_a_new_run_needs_an_empty_folder_and_auto_resumes_where_there_is_a_run(t
         open_run_folder(str(run), str(make(tmp_path / "other" / "checkpoint-5")))
     (run / "run.json").write_text("{}")
     (run / ".saving" / "checkpoint-5").mkdir(parents=True)
-    (run / ".run.json.abc").touch()
+    (run / ".run.json.0123456789abcdef").touch()
+    (run / ".run.json.swp").touch()  # an editor's
     assert open_run_folder(str(run), "auto") == (run, None)
     # The remains of a killed write are removed, and nothing else.
-    assert sorted(path.name for path in run.iterdir()) == ["run.json", "thesis.txt"]
+    assert sorted(path.name for path in run.iterdir()) == [".run.json.swp", "run.json", "thesis.txt"]
     make(run / "checkpoint-5")
     assert open_run_folder(str(run), "auto") == (run, str(run / "checkpoint-5"))
     shutil.rmtree(run / "checkpoint-5")

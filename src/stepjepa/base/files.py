@@ -276,6 +276,11 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
         raise
 
 
+def is_remnant(name: str, of: str) -> bool:
+    """Return whether a file name is that of the temporary file of an interrupted :func:`atomic_write` of another."""
+    return re.fullmatch(rf"\.{re.escape(of)}\.[0-9a-f]{{16}}", name) is not None
+
+
 def write_json(path: str | os.PathLike[str], value: object) -> None:
     """Write one JSON document atomically."""
     with atomic_write(path) as stream:

@@ -94,7 +94,7 @@ class Beginnings:
         """Render the full chat and cut it at the marks; None if the marks are not in their places."""
         try:
             text, marked = self._rendered(len(self._chat), prompt=False), self._render(self._chat, marked=True)
-            prompt = self._render(self._chat, prompt=True, marked=True).rpartition(MARK)[2]
+            head, _, prompt = self._render(self._chat, prompt=True, marked=True).rpartition(MARK)
         except UserError:
             return None  # raised again for the turn that can't be rendered
         before, *messages, end = marked.split(MARK)
@@ -102,6 +102,7 @@ class Beginnings:
         roles = [message["role"] for message in self._chat]
         if (
             marked.replace(MARK, "") != text
+            or head != marked.rpartition(MARK)[0]  # a text that add_generation_prompt decides
             or MARK in text
             or skipped not in (0, 1)
             or "assistant" in roles[: skipped + 1]

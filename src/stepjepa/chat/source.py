@@ -127,7 +127,7 @@ def with_defaults(source: str, variables: Mapping[str, object]) -> str:
     lines = {name: _default(name, value) for name, value in variables.items()}
     # The first default of a variable wins, so those of an earlier run for the same variables are dropped.
     before, behind = re.match(_DEFAULTS, source)[0], re.sub(_DEFAULTS, "", source, count=1)  # type: ignore[index]  # matches always
-    others = [line for line in before.splitlines() if re.match(_DEFAULT, line)[1] not in lines]  # type: ignore[index]  # as above
+    others = [line for line in before.split("\n")[:-1] if re.match(_DEFAULT, line)[1] not in lines]  # type: ignore[index]  # as above
     return "".join(f"{line}\n" for line in [*lines.values(), *others]) + behind
 
 

@@ -14,7 +14,7 @@ from stepjepa.chat.turn_text import Tools, Turn, Variables
 NOT_USED = "not used"
 """The name of the line of a description that lists unused parts of records."""
 
-_CONTENT, _CALLS = "messages[].content", "messages[].tool_calls"
+_CONTENT, _CALLS, _NAME = "messages[].content", "messages[].tool_calls", "messages[].name"
 _WORD = re.compile(r"\w+")
 
 
@@ -59,7 +59,8 @@ def texts_without_use(template: Reads, messages: Sequence[Message], turns: Seque
     missing = dict.fromkeys(_missing(messages, turns))
     if plain:
         contents = [part for part in missing if part.startswith(_CONTENT)]
-        return [f"{part}; the plain format has the last question only" for part in contents]
+        names = [f"{part}; the plain format has none" for part in missing if part == _NAME]
+        return [*(f"{part}; the plain format has the last question only" for part in contents), *names]
     named = [] if template.writes_calls else [_CALLS]  # by parts_without_use
     return [f"{part}; the template leaves it out or rewrites it" for part in missing if part not in named]
 
@@ -72,10 +73,12 @@ def _missing(messages: Sequence[Message], turns: Sequence[Turn]) -> Iterator[str
         for number in range(first, turn.message):
             message, (start, end) = messages[number], turn.spans[number]
             content = str(message["content"]).strip()
-            if turn.text[start:end].strip() != content and not _is_written(message, prompt):
+            behind = max((end for _, end in turn.spans[:number]), default=0)  # what is in front of the message
+            if turn.text[start:end].strip() != content and not _is_written(message, prompt[behind:]):
                 yield f"{_CONTENT} of role {message['role']}"
             if len(message) > 2:
                 yield from _missing_parts(message, prompt)
+        yield from _missing_name(messages[turn.message], turn.text)
         first = turn.message + 1
 
 
@@ -87,12 +90,19 @@ def _is_written(message: Message, prompt: str) -> bool:
 
 
 def _missing_parts(message: Message, prompt: str) -> Iterator[str]:
-    """Yield the names of the thought and of the calls of a message that are not in a prompt, in any spelling."""
+    """Yield the names of the thought, the calls and the speaker of a message that are not in a prompt."""
     for key in REASONING_KEYS:
         if not _has_words(prompt, [message.get(key)]):
             yield f"messages[].{key}"
     if not _has_words(prompt, [call.get("function", call) for call in message.get("tool_calls") or ()]):
         yield _CALLS
+    yield from _missing_name(message, prompt)
+
+
+def _missing_name(message: Message, text: str) -> Iterator[str]:
+    """Yield the key of a speaker's name that is not in a text; that of a tool's result repeats the call's."""
+    if message["role"] != "tool" and not _has_words(text, [message.get("name")]):
+        yield _NAME
 
 
 def _has_words(prompt: str, values: list[Any]) -> bool:

@@ -6,7 +6,6 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from stepjepa.base.files import read_jsonl, read_text
 from stepjepa.base.json_object import JsonObject, RepeatedKey, json_fault, parse_marked
 from stepjepa.data.columns import ASSISTANT, CHATS, SYSTEM, USER
 from stepjepa.data.messages import TOOLS, is_absent
-from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
 from stepjepa.data.nested_values import with_own_objects
 
 Rows = Iterator[tuple[int, JsonObject]]
@@ -153,22 +151,53 @@ def _rows_of(value: object, path: Path) -> list[object]:
 
 
 def _read_tsv(path: Path, on_error: OnError) -> Rows:
-    """Read one row per line; quotation marks are text unless they enclose a whole field."""
-    for line, row in _read_table(path, on_error, delimiter="\t", quoting=csv.QUOTE_NONE):
+    """Read one row per line; quotation marks are text unless they enclose a whole field.
+
+    A field in them may have tabs and line ends, as pandas and Excel write it, if the whole file is quoted so.
+    """
+    text = read_text(path)
+    if _has_open_field(text) and _is_quoted(text):
+        yield from _read_table(path, text, on_error, delimiter="\t")
+        return
+    for line, row in _read_table(path, text, on_error, delimiter="\t", quoting=csv.QUOTE_NONE):
         yield line, {name: _unquoted(field) for name, field in row.items()}
+
+
+def _read_csv(path: Path, on_error: OnError) -> Rows:
+    """Read a table whose delimiter is a comma, or what its header has in place of one."""
+    text, mark = read_text(path), None
+    if excel := re.match(r"sep=(.)\r?\n", text):
+        # The line by which Excel learns the delimiter is blank for the reader, so that rows keep their numbers.
+        text, mark = text[excel.end(1) :], excel[1]
+    yield from _read_table(path, text, on_error, delimiter=mark or _delimiter(text), strict=True)
+
+
+# A field that opens with a quotation mark and does not close in its line.
+_OPEN_FIELD = re.compile(r'(?:^|\t)"(?!(?:[^"\t\n]|"")*"(?:\t|\r?$))', re.MULTILINE)
+
+
+def _has_open_field(text: str) -> bool:
+    return _OPEN_FIELD.search(text) is not None
+
+
+def _is_quoted(text: str) -> bool:
+    """Return whether a TSV is one in which quotation marks enclose fields: all its rows then have as many fields."""
+    csv.field_size_limit(_LONGEST_FIELD)
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter="\t", strict=True)
+    try:
+        return len({len(row) for row in rows if row}) == 1
+    except csv.Error:
+        return False
 
 
 def _unquoted(field: str) -> str:
     return field[1:-1].replace('""', '"') if re.fullmatch(r'"(?:[^"]|"")*"', field) else field
 
 
-def _read_table(path: Path, on_error: OnError, **dialect: Any) -> Rows:
+def _read_table(path: Path, text: str, on_error: OnError, **dialect: Any) -> Rows:
     names: list[str] | None = None
     line = 1
     csv.field_size_limit(_LONGEST_FIELD)
-    text = read_text(path)
-    if dialect.get("delimiter") == ",":
-        dialect["delimiter"] = _delimiter(text)
     table = csv.reader(io.StringIO(text, newline=""), **dialect)
     try:
         for row in table:
@@ -183,7 +212,8 @@ def _read_table(path: Path, on_error: OnError, **dialect: Any) -> Rows:
                 yield line, dict(zip(names, row, strict=True))
             else:
                 fault = f"{counted(len(row), 'field')} where the header has {len(names)}"
-                on_error(UserError(f"{fault}; quote a field with a separator", path=path, line=line), line)
+                remedy = "quote a field with a separator, and double quotation marks inside it"
+                on_error(UserError(f"{fault}; {remedy}", path=path, line=line), line)
             line = table.line_num + 1
     except csv.Error as error:
         raise UserError(f"not valid {path.suffix[1:].upper()} ({error})", path=path, line=line) from None
@@ -234,7 +264,7 @@ def _rows_of_batches(batches: Iterable[Any], schema: Any, path: Path) -> Rows:
     if (name := _repeated_field(schema)) is not None:
         raise UserError(f"has the column {shown(name)} twice; keep one of the two", path=path)
     rows = (row for batch in batches for row in batch.to_pylist())
-    yield from enumerate(with_own_objects(with_shortest_floats(rows, narrow_columns(schema)), schema), start=1)
+    yield from enumerate(with_own_objects(rows, schema), start=1)
 
 
 def _repeated_field(fields: Iterable[Any]) -> str | None:
@@ -257,7 +287,7 @@ FORMATS: dict[str, Callable[[Path, OnError], Rows]] = {
     ".jsonl": _read_json,
     ".ndjson": _read_json,
     ".json": _read_json,
-    ".csv": partial(_read_table, delimiter=",", strict=True),
+    ".csv": _read_csv,
     ".tsv": _read_tsv,
     ".parquet": _read_parquet,
     ".arrow": _read_arrow,

@@ -18,8 +18,7 @@ from stepjepa.data.messages import (
     read_variables,
     tools_column,
 )
-from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
-from stepjepa.data.nested_values import kinds_of_columns, own_objects
+from stepjepa.data.nested_values import filled_columns, kinds_of_columns, own_objects
 from stepjepa.data.record import READ_LATER, Record
 
 _VIEW_ROLES = {"text": "user", "code": "assistant"}
@@ -40,24 +39,26 @@ def as_records(values: Any, *, change: Callable[[Any], Any] | None = None) -> It
     """
     check_is_collection(values)
     _check_columns(values)
-    narrow, kinds = narrow_columns(values), kinds_of_columns(values)
+    kinds, filled = kinds_of_columns(values), None
+    is_frame = hasattr(values, "notna") and hasattr(values, "columns")  # of pandas
     # A table has a field of one row's objects in those of all rows; in a list of dicts a null is the user's own.
-    is_table = any(hasattr(values, name) for name in ("to_dict", "to_pylist", "to_dicts", "features"))
-    if hasattr(values, "to_dict") and hasattr(values, "notna"):  # pandas
+    is_table = is_frame or any(hasattr(values, name) for name in ("to_pylist", "to_dicts", "features"))
+    if is_frame:
+        filled = filled_columns(values)
         values = values.astype(object).where(values.notna(), None).to_dict("records")
     for method in ("to_pylist", "to_dicts"):  # pyarrow, polars
         values = getattr(values, method)() if hasattr(values, method) else values
     if isinstance(values, Mapping):
         raise UserError(_describe_mapping(values))
-    for position, value in enumerate(with_shortest_floats(_in_order(values), narrow), start=1):
+    for position, value in enumerate(_in_order(values), start=1):
         if isinstance(value, Record):
             yield value
             continue
         row = as_python(value)
-        row = own_objects(row, kinds) if is_table and isinstance(row, dict) else row
+        row = own_objects(row, kinds, filled) if is_table and isinstance(row, dict) else row
         record = parse_record(row if change is None else change(row), line=position)
         # Files are checked where they are read.
-        if (fault := json_fault(record.messages)) is not None:
+        if (fault := json_fault((*record.chat, record.views))) is not None:
             raise UserError(fault, path=record.path, line=position)
         yield record
 

@@ -15,7 +15,6 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.data.bad_records import BadRecords
 from stepjepa.data.columns import Columns
 from stepjepa.data.formats import FORMATS, OnError, Rows, first_line, read_unnamed
-from stepjepa.data.narrow_floats import narrow_columns, with_shortest_floats
 from stepjepa.data.nested_values import with_own_objects
 from stepjepa.data.record import Data, Record
 from stepjepa.data.records import as_records, parse_record
@@ -229,7 +228,7 @@ def _read_dataset(name: str, split: str | None, subset: str | None, on_error: On
 
 def _rows_of_dataset(part: Any) -> Iterator[JsonObject]:
     """Yield the rows of a ``datasets.Dataset``."""
-    return with_own_objects(with_shortest_floats(part, narrow_columns(part)), part)
+    return with_own_objects(part, part)
 
 
 def _choose_split(name: str, split: str | None, subset: str | None, *, in_name: bool = False) -> Any:

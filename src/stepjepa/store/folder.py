@@ -20,6 +20,7 @@ from stepjepa.base.files import (
     check_makeable,
     check_writable,
     fingerprint,
+    is_remnant,
     json_or_empty,
     naming_disk_errors,
     write_json,
@@ -179,7 +180,7 @@ def _check_named(checkpoint: Path, in_run: Sequence[Path]) -> None:
 def _contents(folder: Path, but: Collection[str] = ()) -> list[Path]:
     """List the contents of a folder, without the remains of interrupted writes, and ``but`` those of some names."""
     contents = (path for path in folder.iterdir() if path.name not in but)
-    return [path for path in contents if path.name != PART and not path.name.startswith(f".{RUN_FILE}.")]
+    return [path for path in contents if path.name != PART and not is_remnant(path.name, RUN_FILE)]
 
 
 def checkpoints(folder: Path) -> list[Path]:
