@@ -71,7 +71,9 @@ def test_gsm8k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert prepare("gsm8k", "--input_file", source, "--output_file", target, *flags) == 0
     (remaining,) = read_records(target)
     assert remaining.answer == "1 + 1 = 2.\n\n2 + 1 = 3.\n#### 3"
-    assert table_of(capsys.readouterr().out) == {
+    out, err = capsys.readouterr()
+    assert "note: dropped, no text in 'question': line 3\n" in err
+    assert table_of(out) == {
         "read": "3",
         "kept": "1",
         "dropped": "2",
@@ -85,6 +87,7 @@ REFUSED = [
     ("steps", '{"question": "a"\n', (), "raw.jsonl:1: not valid JSON"),
     ("steps", "", (), "raw.jsonl: no record could be kept (it is empty)"),
     ("steps", '{"question": "a", "text": "b"}\n', (), "no text in 'deepseek_response': 1); expected --question_field"),
+    ("steps", '{"question": "a", "deepseek_response": "b"}\n', (), "could be kept (fewer than two steps: 1)\n"),
     ("hellaswag", '{"x": 1}\n', (), "no record could be kept (no text in 'ctx': 1); expected ctx"),
     ("yelp", "", ("--dataset", "x"), "name the source with either --input_file or --dataset"),
     ("chat", '{"question": "a", "answer": ""}\n', (), "raw.jsonl:1: column 'answer' is ''"),

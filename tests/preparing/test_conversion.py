@@ -205,6 +205,12 @@ def test_other_lists_are_no_steps(response):
     assert (len(records), counts.dropped.total()) == (1, 1)
 
 
+def test_the_id_of_a_response_stays():
+    (record,), counts = prepare(raw(id=7, source="x"))
+    assert record["id"] == 7
+    assert counts.unused == ["source"]
+
+
 def test_a_chat_needs_no_search_for_steps():
     chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
     with pytest.raises(UserError, match=r"raw.jsonl:1: 'messages' is a chat, and no field 'question' .* finds steps"):

@@ -92,6 +92,24 @@ def test_what_completes_a_step_goes_with_it(formula):
 
 
 @pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("1. Add them\n2. Double it\n3. So \\boxed{8}", ["1. Add them", "2. Double it", "3. So \\boxed{8}"]),
+        ("1) do a\n2) do b", ["1) do a", "2) do b"]),
+        (
+            "We need:\n\n1. apples\n2. pears\n\nSo two fruits.\n\nThe answer is 2.",
+            ["We need:\n1. apples", "2. pears", "So two fruits.\nThe answer is 2."],
+        ),
+        ("Add them.\n\nDouble it.\n\nHalve it.", ["Add them.", "Double it.", "Halve it."]),
+        ("```\nx = 1\n```\n\n$$x = 2$$\n\n\\boxed{2}", ["```\nx = 1\n```", "$$x = 2$$\n\\boxed{2}"]),
+        ("She has 3 + 4 = 7.\n\n#### 7", ["She has 3 + 4 = 7.\n#### 7"]),
+    ],
+)
+def test_short_pieces_are_steps_where_they_are_numbered_or_nothing_else_is(text, steps):
+    assert split_response(text) == steps
+
+
+@pytest.mark.parametrize(
     "block",
     [
         "```python\na = 3\n\n\nb = 4\n\n1. no\n2. step\n```",

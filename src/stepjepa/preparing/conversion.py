@@ -41,12 +41,17 @@ SYSTEM_PROMPT = (
 )
 
 
+MOST_LINES = 3
+"""Lines of dropped rows that are named."""
+
+
 @dataclass
 class Counts:
     """Counts of rows and records."""
 
     read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  # rows that gave no record, by reason
+    dropped_lines: dict[str, list[int]] = field(default_factory=dict)  # the first of those rows
     changed: Counter[str] = field(default_factory=Counter)  # rows whose text was changed, by what was done to it
     columns: tuple[str, ...] = ()  # of the first row, for error messages
     # Column that holds a value, or key of its messages -> whether a conversion read it.
@@ -107,6 +112,8 @@ def convert_rows(
                 parse_record(record, str(path), line)
         except Unusable as reason:
             counts.dropped[str(reason)] += 1
+            counts.dropped_lines.setdefault(str(reason), []).append(line)
+            del counts.dropped_lines[str(reason)][MOST_LINES:]
         except UserError as error:
             located = error if error.line is not None else error.at(path, line)
             (bad or BadRecords()).handle(located, line)
@@ -160,6 +167,10 @@ CONVERSIONS = {
 }
 
 
+_KEPT = ("id", "group")
+"""Further fields of a response that its record keeps: embeddings and analyses read them."""
+
+
 @dataclass(frozen=True)
 class StepOptions:
     """Options of :func:`convert_response`."""
@@ -167,16 +178,24 @@ class StepOptions:
     question_field: str = option("question", "field of the question", metavar="NAME")
     response_field: str = option("deepseek_response", "field of the response, or of a list of steps", metavar="NAME")
     system_prompt: str = option(SYSTEM_PROMPT, "system prompt of each record", metavar="TEXT")
-    require_correct: bool = option(False, "leave out records whose final answer is not the ground truth")
+    require_correct: bool = option(
+        False, "leave out responses whose last \\boxed{} or #### is not `ground_truth`, or without it `answer`"
+    )
     splitter: Callable[[str], list[str]] = split_response  # or the user's own
+
+
+_TOO_FEW, _WRONG = "fewer than two steps", "wrong or no final answer"
+_OPEN_BLOCK = "a code fence or formula begins in one step and ends in another"
+OF_RESPONSES = (_TOO_FEW, _WRONG, _OPEN_BLOCK)
+"""Beginnings of reasons for which a row is dropped whose fields were read: other fields are no remedy."""
 
 
 def convert_response(row: Row, options: StepOptions) -> JsonObject:
     """Convert a response of a model, without text in ``<think>``, to a record with a blank line between steps.
 
     A response may be a list of texts, which are its steps as they are. The record has ``question``, ``total_steps``,
-    ``messages`` and, if known, ``answer`` and ``ground_truth`` (by default the marked answer in ``answer``, or
-    ``answer`` if it is a number).
+    ``messages`` and, if known, ``id``, ``group``, ``answer`` and ``ground_truth`` (by default the marked answer in
+    ``answer``, or ``answer`` if it is a number).
 
     Args:
         row: column name -> value.
@@ -199,17 +218,17 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
     tidied = [step for step in map(tidy_step, steps) if step]
     if len(tidied) < 2:
         had_thought = "</think>" in str(row[options.response_field])
-        raise Unusable("fewer than two steps" + (" behind the thought" if had_thought else ""))
+        raise Unusable(_TOO_FEW + (" behind the thought" if had_thought else ""))
     content = "\n\n".join(tidied)
     if len(find_steps(content)) != len(tidied):
-        raise Unusable("a code fence or formula begins in one step and ends in another")
+        raise Unusable(_OPEN_BLOCK)
     truth = _ground_truth(row)
     if options.require_correct:
         if truth is None:
             raise Unusable("no ground truth to compare with")
         # As in evaluation, only a marked answer counts, the last one.
         if not any(same_answer(answer, truth) for answer in marked_answers(response)[-1:]):
-            raise Unusable("wrong or no final answer")
+            raise Unusable(_WRONG)
     answer = row.get("answer")
     if isinstance(answer, float) and not math.isfinite(answer):  # NaN is a gap in a table
         answer = None
@@ -218,6 +237,7 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
         row.changes.append("blank lines inside a step, which would part it, or rules between steps were removed")
     record = {"question": question, "answer": answer, "ground_truth": truth, "total_steps": len(tidied)}
     record |= chat_record(options.system_prompt, question, content)
+    record |= fields_beside({name: row[name] for name in _KEPT if name in row}, set())
     return {name: value for name, value in record.items() if value is not None}
 
 

@@ -18,7 +18,7 @@ from stepjepa.data.columns import MOST_NAMES
 from stepjepa.data.formats import FORMATS
 from stepjepa.data.reading_notes import named
 from stepjepa.data.sources import parts_of_name, read_rows
-from stepjepa.preparing.conversion import Convert, convert_rows
+from stepjepa.preparing.conversion import OF_RESPONSES, Convert, convert_rows
 from stepjepa.preparing.holding_out import hold_out
 from stepjepa.tasks import nl_rx_grammar, stepmath
 from stepjepa.tasks.nl_rx import NlRxTask
@@ -75,7 +75,8 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
     reasons = counts.dropped.most_common()
     if not records:
         causes = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad.count else [])
-        hint = f"; expected {expected}; there is {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
+        names = f"; expected {expected}; there is {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
+        hint = "" if counts.dropped and all(reason.startswith(OF_RESPONSES) for reason in counts.dropped) else names
         raise UserError(f"no record could be kept ({'; '.join(causes) or 'it is empty'}){hint}", path=name)
     parts: Sequence[list[JsonObject]] = [records]
     if settings.test_size is not None:
@@ -87,6 +88,9 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
     bad.tell()
     if counts.unused:
         note(f"not used: {named(counts.unused)}")
+    for reason, lines in counts.dropped_lines.items():
+        more = ", ..." if counts.dropped[reason] > len(lines) else ""
+        note(f"dropped, {reason}: line {', '.join(map(str, lines))}{more}")
     for change, number in counts.changed.items():
         note(f"in {counted(number, 'record')} {change}")
     numbers = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]

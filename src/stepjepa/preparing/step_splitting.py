@@ -65,23 +65,31 @@ def blank_lines(text: str) -> int:
     return sum(this and not before for before, this in pairwise(parting))
 
 
-def _leads_in(piece: str) -> bool:
+def _leads_in(piece: str, *, if_short: bool) -> bool:
     """Return whether a piece only introduces the next: a heading, "Therefore:", at most three words without a digit."""
     piece = _ITEM_NUMBER.sub("", piece).strip()
     heading = "\n" not in piece and _HEADING.fullmatch(piece) and not _BARE_ANSWER.fullmatch(piece)
     if heading or piece.rstrip("*_ \t").endswith(":"):
         return True
-    return len(piece.split()) < 4 and not re.search(r"[\d=]", piece)
+    return if_short and len(piece.split()) < 4 and not re.search(r"[\d=]", piece)
 
 
-def _continues(piece: str) -> bool:
+def _continues(piece: str, *, if_block: bool) -> bool:
     """Return whether a piece only completes the piece before it: a block, the next line of an equation, "#### 18"."""
     text = piece.strip()
-    return text.startswith(("=", "where ")) or bool(_BARE_ANSWER.fullmatch(text) or _BLOCK.fullmatch(text))
+    return text.startswith(("=", "where ")) or bool(
+        _BARE_ANSWER.fullmatch(text) or (if_block and _BLOCK.fullmatch(text))
+    )
 
 
-def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
-    """Join pieces without content of their own to a neighbour, and drop horizontal rules."""
+def _join_trivial(pieces: Iterable[str], marked: bool, *, with_content: bool = True) -> list[str]:
+    """Join pieces without content of their own to a neighbour, and drop horizontal rules.
+
+    Args:
+        pieces: of a response, in order.
+        marked: the response numbers its steps. A numbered piece is a step, however short it is.
+        with_content: short pieces and lone blocks have no content of their own.
+    """
     # Lists of parts, joined once at the end: appending to strings would take quadratic time.
     steps: list[list[str]] = []
     waiting: list[str] = []
@@ -94,10 +102,11 @@ def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
         ).rstrip()
         if not text.strip():
             continue
-        if not waiting and _continues(text):
+        is_numbered = marked and (_STEP_MARKER.match(text) or _NUMBER_MARKER.match(text)) is not None
+        if not waiting and _continues(text, if_block=with_content):
             (steps[-1] if steps else waiting).append(text)
         # A marked step of several lines has content, even if its last line introduces the next one.
-        elif _leads_in(text) and not (marked and "\n" in text):
+        elif _leads_in(text, if_short=with_content and not is_numbered) and not (marked and "\n" in text):
             waiting.append(text)
         else:
             steps.append([*waiting, text])
@@ -156,11 +165,15 @@ def split_response(text: str) -> list[str]:
     Steps begin at markers if the response numbers them consecutively ("**Step 2:**", "Step 2:", "### Step 2", "2.");
     otherwise blank lines separate them. Pieces without content of their own (headings, lead-ins, a lone formula, a bare
     answer) are joined to the step they belong to, and horizontal rules are dropped. Steps have no blank lines in them
-    but those of code and formulas.
+    but those of code and formulas. Where that leaves one step, short pieces and lone blocks are steps, too.
     """
     lines = _trim(_unix_lines(text)).split("\n")
     inside = lines_in_blocks(lines)
     markers = _find_markers(lines, inside, _STEP_MARKER)
     items = {} if markers else _find_markers(lines, inside, _NUMBER_MARKER)
     pieces = _pieces(lines, inside, markers or items, in_list=bool(items))
-    return [tidy_step(step) for step in _join_trivial(pieces, marked=bool(markers or items))]
+    marked = bool(markers or items)
+    steps = _join_trivial(pieces, marked)
+    if len(steps) < 2:
+        steps = _join_trivial(pieces, marked, with_content=False)
+    return [tidy_step(step) for step in steps]
