@@ -286,7 +286,7 @@ def test_what_the_model_can_not_do_is_refused_with_the_line(model, tokenizer, te
     [
         ({"temperature": math.nan}, "temperature: expected 0 or more"),
         ({"num_samples": 2}, "`num_samples` does nothing without `temperature`"),
-        ({"similarity": "jepa"}, "similarity: expected one of llm-jepa, step-jepa, got 'jepa'"),
+        ({"similarity": "jepa"}, "similarity: expected one of own, llm-jepa, step-jepa, got 'jepa'"),
         ({"name": "questions.jsonl"}, "`output_file` is the test file"),
         ({"name": ""}, "is a folder"),
     ],

@@ -18,7 +18,7 @@ class EvaluationOptions(TypedDict, total=False):
     scoring: Literal["own", "reference"]
     startswith: bool
     max_examples: int | None
-    similarity: Literal["llm-jepa", "step-jepa"] | None
+    similarity: Literal["own", "llm-jepa", "step-jepa"] | None
     overwrite: bool
     columns: list[str] | None
     bad_records: Literal["error", "skip"]

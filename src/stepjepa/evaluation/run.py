@@ -51,6 +51,18 @@ if TYPE_CHECKING:
 Loader: TypeAlias = "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]"
 
 
+def _with_views_named(settings: EvaluationSettings) -> EvaluationSettings:
+    """Return settings in which ``similarity`` names the views: for ``own`` those that the model was trained with.
+
+    A model that was trained without views has those of ``llm-jepa``.
+    """
+    if settings.similarity != "own":
+        return settings
+    trained = None if settings.model_path is None else trained_objective(settings.model_path)
+    of_steps = trained is not None and trained["mode"] == "step-jepa"
+    return replace(settings, similarity="step-jepa" if of_steps else "llm-jepa")
+
+
 class Evaluation:
     """The evaluation of one model on one test file.
 
@@ -64,7 +76,7 @@ class Evaluation:
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
-        self.settings = settings
+        self.settings = settings = _with_views_named(settings)
         self._check_model()
         self.bad = BadRecords(settings.bad_records, settings=("bad_records", "columns"))
         records = read_records(settings.test_file, bad=self.bad, columns=settings.columns)

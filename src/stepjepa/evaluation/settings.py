@@ -17,7 +17,7 @@ from stepjepa.models.sampling import Sampling
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
-_SIMILARITY = "add the cosines of matched and shuffled views; needs a run folder"
+_SIMILARITY = "add the cosines of matched and shuffled views, by default those of training; needs a run folder"
 _RETRIEVAL = "rank all distinct answers by cosine for each question; how often the right one is nearest"
 _LINEAR_MAP = "also rank behind a linear map; it is fitted on the pairs of this file, the model is not trained"
 _HEADS = "also rank behind projection heads; two small networks that InfoNCE trains on the pairs of `linear_map`"
@@ -90,7 +90,7 @@ class EvaluationSettings(ScoringSettings):
         group="scoring",
         allowed=FROM_ONE,
     )
-    similarity: Literal["llm-jepa", "step-jepa"] | None = option(None, _SIMILARITY, group="scoring", const="llm-jepa")
+    similarity: Literal["own", "llm-jepa", "step-jepa"] | None = option(None, _SIMILARITY, group="scoring", const="own")
     retrieval: bool = option(False, _RETRIEVAL, group="scoring")
     layer: int | None = option(None, _LAYER, group="scoring", only_with="retrieval")
     pooling: Pooling | None = option(None, _POOLING, group="scoring", only_with="retrieval")

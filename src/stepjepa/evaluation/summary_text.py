@@ -94,7 +94,8 @@ def _headline(summary: JsonObject) -> Iterator[str]:
     if "matched_similarity" in similarity:
         shuffled = similarity.get("shuffled_similarity")
         other = "" if shuffled is None else f", of shuffled ones {shuffled:.3f}"
-        yield f"mean cosine of matched views: {similarity['matched_similarity']:.3f}{other}"
+        views = "steps" if (summary.get("settings") or {}).get("similarity") == "step-jepa" else "views"
+        yield f"mean cosine of matched {views}: {similarity['matched_similarity']:.3f}{other}"
     if retrieval := summary.get("retrieval"):
         of_steps = retrieval.get("readout", {}).get("views") == "step-jepa"
         query, target = ("step", "next step") if of_steps else ("question", "answer")

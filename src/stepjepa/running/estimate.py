@@ -186,6 +186,7 @@ def _estimate(set_up: _SetUp, all_records: int | None, device: str) -> Estimate:
     """Return the estimate of a run, from all micro-batches of its first epoch."""
     run, plan, prepared, jepa = set_up.run, set_up.plan, set_up.prepared, set_up.jepa
     steps = [plan.micro_batches(step) for step in plan.keys(0)]
+    regular = [batch for step in plan.regular.keys(0) for batch in plan.regular.micro_batches(step)]
     # The records may be a sample of the data set.
     epoch = math.ceil((all_records or len(prepared.dataset)) / plan.records_per_step)
     total_steps = _number_of_steps(set_up, epoch)
@@ -201,14 +202,14 @@ def _estimate(set_up: _SetUp, all_records: int | None, device: str) -> Estimate:
             **{f"{name}_tokens": count for name, count in prepared.tokens.items()},
             "longest": int(max(prepared.dataset.lengths)),
         },
-        "step": _step(set_up, steps),
+        "step": _step(set_up, steps, sum(Shape.of(batch).tokens for batch in regular)),
         "pairs": _pairs(steps, prepared.template.get(WITHOUT_PAIR)) if run.jepa.uses_views else None,
         "steps": total_steps,
         "steps_per_epoch": epoch,
         "memory": _memory(set_up, chain(*steps)),
         "flops": {
             "step": sum(map(set_up.flops.of_batch, chain(*steps))) / len(steps) if has_flops else None,
-            "regular_step": plan.regular.budgets(1)[0] / len(steps) if has_flops else None,
+            "regular_step": sum(map(plan.regular.flops.of_batch, regular)) / len(steps) if has_flops else None,
         },
         "checkpoint": _checkpoint(set_up, total_steps, epoch),
     }
@@ -222,8 +223,8 @@ def _number_of_steps(set_up: _SetUp, epoch: int) -> int:
     return int(training.max_steps) if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
 
 
-def _step(set_up: _SetUp, steps: Sequence[Sequence[Batch]]) -> StepEstimate:
-    """Return records and tokens of an optimizer step, over all processes."""
+def _step(set_up: _SetUp, steps: Sequence[Sequence[Batch]], regular_tokens: int) -> StepEstimate:
+    """Return records and tokens of an optimizer step, over all processes; in the epoch plain training has so many."""
     plan, batches = set_up.plan, [batch for step in steps for batch in step]
     tokens = [sum(Shape.of(batch).tokens for batch in step) for step in steps]
     accumulated = f"{plan.batch_size} x {set_up.training.gradient_accumulation_steps} accumulated"
@@ -231,7 +232,7 @@ def _step(set_up: _SetUp, steps: Sequence[Sequence[Batch]]) -> StepEstimate:
     return {
         "records": f"{counted(plan.records_per_step, 'record')} ({accumulated} x {processes})",
         "tokens": sum(tokens) / len(tokens),
-        "plain_tokens": sum(batch.records.plain_tokens for batch in batches) / len(steps),
+        "plain_tokens": regular_tokens / len(steps),
         "most_tokens": max(tokens),
         "text_share": sum(batch.num_tokens for batch in batches) / sum(tokens),
     }

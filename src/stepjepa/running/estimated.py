@@ -8,7 +8,7 @@ class StepEstimate(TypedDict):
 
     records: str  # their number, and how it is made up
     tokens: float  # on average, padding included
-    plain_tokens: float  # of plain training
+    plain_tokens: float  # of plain training of the same records, on average, padding included
     most_tokens: int
     text_share: float  # share of the tokens that are text
 
