@@ -94,6 +94,17 @@ def test_a_verdict_that_is_no_scored_is_named(monkeypatch):
         judge(LastWord(), [question()], [[Answer("four")]])
 
 
+def test_an_error_in_the_code_of_a_task_names_the_record_and_its_line(monkeypatch):
+    def score(task, record, response):
+        return {}[response.content]
+
+    monkeypatch.setattr(LastWord, "score", score)
+    records = [question(), question(index=1)]
+    words = r"task 'last-word': score failed in test_answering\.py, line \d+ \(KeyError: 'four'\); correct it"
+    with pytest.raises(UserError, match=words):
+        judge(LastWord(), records, [[Answer("four")], [Answer("five")]])
+
+
 def test_samples_are_averaged_and_put_to_the_vote():
     output = ["is four", "was five", "four", "six", "five", "four"]
     answers = [[Answer(text, index != 3, 2 + index) for index, text in enumerate(output)]]

@@ -157,7 +157,7 @@ def test_the_commands_do_as_python_does_and_keep_the_heads(
     captured = capsys.readouterr()
     assert json.loads(captured.out)["results"] != found
     # The corpus is not that of the heads.
-    assert "answers.jsonl.embeddings.safetensors belongs to another model or corpus" in captured.err
+    assert "answers.jsonl.embeddings.safetensors belongs to another model, corpus, readout or map" in captured.err
     assert (folder / f"known.jsonl{LINEAR_MAP.suffix}").is_file() and stored.read_bytes() == before
 
 

@@ -170,7 +170,7 @@ def test_the_map_is_kept_beside_its_file_and_renewed(
             other != first
             and f"{stored} belongs to another model, other records or another readout; it is written again" in notes
         )
-        assert "answers.jsonl.embeddings.safetensors belongs to another model or corpus" in notes
+        assert "answers.jsonl.embeddings.safetensors belongs to another model, corpus, readout or map" in notes
     assert search(folder, capsys)[0] == first
     # Another length: the stored map is none of its records.
     assert run(folder, "search", "base", "--corpus", folder / "answers.jsonl", "--query", "?", "--max_length", 12) == 2

@@ -146,8 +146,8 @@ def test_retrieval_of_other_things_is_shown_and_not_compared(runs):
     comparison = compare(runs)
     assert comparison.differences["llm-jepa"].retrieval == {}
     assert comparison.retrieval == (
-        "by embeddings, the nearest answer is right: regular 50.0%, llm-jepa 50.0%; "
-        "behind a linear map: regular 25.0%, llm-jepa 25.0%"
+        "by embeddings, the nearest answer is right: regular 50.0%, llm-jepa 50.0% (next step); "
+        "behind a linear map: regular 25.0%, llm-jepa 25.0% (next step)"
     )
     assert (
         "retrieval did not rank the same in all runs; where it did not, no difference is given: regular 11 queries "

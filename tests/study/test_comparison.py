@@ -1,5 +1,6 @@
 """Runs become arms, arms are paired with the baseline by seed; what can't be compared is refused, and named."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -260,7 +261,7 @@ def test_the_baseline(runs, tmp_path):
     assert result.differences["regular"].measures["headline"].mean == pytest.approx(-2 / 8)
     with pytest.raises(UserError, match="`baseline`: no arm 'regulr'; choose one of regular; llm-jepa"):
         compare(runs, baseline="regulr")
-    with pytest.raises(UserError, match="differ in nothing but their seeds"):
+    with pytest.raises(UserError, match=r"differ in nothing but their seeds"):
         compare(runs[:3])
     again = make_run(tmp_path / "again", "1" * 8, seed=23)
     with pytest.raises(UserError, match=rf"again: is of the same arm and seed \(23\) as {runs[0]}; leave one out, or"):
@@ -333,6 +334,21 @@ def test_arms_of_a_sweep_that_were_loaded_differently_are_told_apart(tmp_path):
     first, second = (tmp_path / trials[place]["name"] for place in (2, 4))
     same = "trained 2 times with the same settings, seed and data, but another `dtype`; its trained weights differ; "
     assert same in compare([first, second]).verdict
+
+
+def test_of_several_evaluations_of_a_trial_that_of_its_sweep_is_read(runs, tmp_path):
+    trials = []
+    for arm, folder in zip(("regular", "jepa"), (runs[0], runs[-1]), strict=True):
+        trials.append({"name": f"{arm}/seed1", "label": arm, "arm": arm})
+        shutil.copytree(folder, tmp_path / "sweep" / arm / "seed1")
+        evaluate(tmp_path / "sweep" / arm / "seed1", "10000001", name="long")
+    write_json(tmp_path / "sweep" / "sweep.json", {"grid": {"baseline": "regular"}, "trials": trials})
+    assert compare(tmp_path / "sweep").test["evaluation"] == "test"
+    assert compare(tmp_path / "sweep", evaluation="long").test["evaluation"] == "long"
+    # A sweep of which one arm is finished is no comparison yet.
+    change(tmp_path / "sweep" / "jepa" / "seed1" / "run.json", "status", to="running")
+    with pytest.raises(UserError, match=r"differ in nothing but their seeds.*: 1 of 2 trials is not finished"):
+        compare(tmp_path / "sweep")
 
 
 def test_one_of_several_evaluations_is_chosen(runs):

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from torch import nn
@@ -294,3 +295,19 @@ def test_early_stopping_by_the_validation_loss_stops(tmp_path: Path, tiny_tokeni
     trainer.train()
     assert trainer.state.global_step == 2
     assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.state.best_metric)
+
+
+def test_columns_that_nothing_reads_are_named(trained_tokenizer: Any, tmp_path: Path, capsys: Any) -> None:
+    """As ``train`` does: of a question, a solution and an answer as a number the solution is not trained."""
+    rows = [{"question": "why is it so?", "solution": "It is.\n\nSo.", "answer": 1.0, "id": None}] * 3
+    config = JepaConfig(mode="regular")
+
+    def note_of(**data: Any) -> str:
+        options = {"processing_class": copy.deepcopy(trained_tokenizer), **data}
+        JepaTrainer(tiny.make_model("llama", seed=3), tiny.arguments(tmp_path), config, **options)
+        return str(capsys.readouterr().err)
+
+    assert "note: not used: solution\n" in note_of(train_dataset=rows)
+    of_datasets = note_of(train_dataset=datasets.Dataset.from_list(rows), eval_dataset=rows)
+    assert "note: not used: solution\n" in of_datasets
+    assert "not used" not in note_of(train_dataset=tiny.records())

@@ -28,6 +28,7 @@ from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tok
 from stepjepa.batch.flat_record import flattened
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, RecordTooLongError
 from stepjepa.config.jepa import JepaConfig, affecting
+from stepjepa.data.reading_notes import UnusedParts
 from stepjepa.data.record import Data, Record, Views
 from stepjepa.data.records import as_records, check_is_collection
 from stepjepa.data.sources import each_record_of_data
@@ -53,6 +54,7 @@ def prepare(
     views: Views | None = None,
     cache_dir: CacheDir = False,
     say: Callable[[str], None] = print,
+    unused: UnusedParts | None = None,
 ) -> Prepared:
     """Tokenise records, or read their tokens from the cache; of several processes the main one writes it.
 
@@ -64,6 +66,7 @@ def prepare(
         views: gives the pairs of views of a record, instead of the mode; for LLM-JEPA alone.
         cache_dir: see :data:`CacheDir`.
         say: called with one line on the use of the cache.
+        unused: collects the parts of the records that nothing reads.
 
     Raises:
         ValueError: ``views`` in another mode.
@@ -71,7 +74,7 @@ def prepare(
     """
     if views is not None and config.mode != "llm-jepa":
         raise ValueError(f"views: expected mode 'llm-jepa', got '{config.mode}', which finds its views itself")
-    records = _Records(data, views, what)
+    records = _Records(data, views, what, unused)
     if cache_dir is False:
         return _tokenized(records, tokenizer, config)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepjepa"
@@ -97,10 +100,10 @@ class _Records(Iterable[Record]):
         latest: the summary of the records as they were read the last time.
     """
 
-    def __init__(self, data: Data, views: Views | None, what: str) -> None:
+    def __init__(self, data: Data, views: Views | None, what: str, unused: UnusedParts | None) -> None:
         if not isinstance(data, str | os.PathLike):
             check_is_collection(data, what)
-        self._rows, self.what, self.latest = _rereadable(data), what, Summariser()
+        self._rows, self.what, self.latest, self._unused = _rereadable(data), what, Summariser(), unused
         if views is not None:
             self._rows = Spooled(replace(record, views=tuple(views(record))) for record in as_records(self._rows))
 
@@ -109,7 +112,8 @@ class _Records(Iterable[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         self.latest = Summariser()
-        return self.latest.reading(as_records(self._rows))
+        records = as_records(self._rows)
+        return self.latest.reading(records if self._unused is None else self._unused.reading(records))
 
 
 def _tokenized(

@@ -175,7 +175,7 @@ def _engine(args: argparse.Namespace, folder: SweepFolder) -> Engine:
 def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     """Print the table, the failures and the next command; return the exit code."""
     from stepjepa.study.run_report import report, report_text
-    from stepjepa.study.sweep_folder import EVALUATION
+    from stepjepa.study.sweep_place import EVALUATION
 
     try:
         if trials := outcome.finished:

@@ -1,6 +1,6 @@
 """Notes on what was read from records, and on what was not."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from stepjepa.base.counting import counted, listed
 from stepjepa.base.errors import shown, visible
@@ -21,20 +21,45 @@ def describe_columns(record: Record) -> str | None:
     return f"{', '.join(record.columns)}; line {record.line} is {', '.join(turns)}"
 
 
-def describe_unused(records: Iterable[Record], *, extra: bool = True) -> list[str]:
-    """Describe the unused parts of records, one line each; without ``extra`` only those of their chats."""
-    names, dropped = dict[str, None](), 0
-    for record in records:
-        names.update(dict.fromkeys(record.unused))
-        if extra:
+class UnusedParts:
+    """The parts of records that nothing reads, collected while records are read for another purpose.
+
+    Args:
+        extra: collect the fields beside the chats, too, not only parts of chats.
+    """
+
+    def __init__(self, *, extra: bool = True) -> None:
+        self._extra, self._names, self._dropped = extra, dict[str, None](), 0
+
+    def add(self, record: Record) -> None:
+        """Collect the parts of one more record."""
+        self._names.update(dict.fromkeys(record.unused))
+        if self._extra:
             # The further fields of a file that ``stepjepa prepare`` wrote are not the user's own.
             known = READ_LATER | (PREPARED if "total_steps" in record.extra else frozenset())
             fields = (key for key, value in record.extra.items() if key not in known and not is_absent(value))
-            names.update(dict.fromkeys(map(str, fields)))
-        dropped += record.dropped
-    lines = [f"not used: {named(names)}"] if names else []
-    left_out, verb = counted(dropped, "message"), "is" if dropped == 1 else "are"
-    return lines + ([f"{left_out} behind the last trained answer {verb} left out"] if dropped else [])
+            self._names.update(dict.fromkeys(map(str, fields)))
+        self._dropped += record.dropped
+
+    def reading(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Yield the records; each of them is added."""
+        for record in records:
+            self.add(record)
+            yield record
+
+    def describe(self) -> list[str]:
+        """Describe the parts so far, one line each."""
+        lines = [f"not used: {named(self._names)}"] if self._names else []
+        left_out, verb = counted(self._dropped, "message"), "is" if self._dropped == 1 else "are"
+        return lines + ([f"{left_out} behind the last trained answer {verb} left out"] if self._dropped else [])
+
+
+def describe_unused(records: Iterable[Record], *, extra: bool = True) -> list[str]:
+    """Describe the unused parts of records, one line each; without ``extra`` only those of their chats."""
+    parts = UnusedParts(extra=extra)
+    for record in records:
+        parts.add(record)
+    return parts.describe()
 
 
 def named(columns: Iterable[str]) -> str:

@@ -117,7 +117,11 @@ def corpus_index(
         return jepa.index(texts, side, **options)
     fingerprint = corpus_fingerprint(jepa, model_path, texts, side, options)
     file = ArrayFile(
-        Path(f"{path}{SUFFIX}"), FORMAT, "the corpus' embeddings", "model or corpus", "the corpus is embedded again"
+        Path(f"{path}{SUFFIX}"),
+        FORMAT,
+        "the corpus' embeddings",
+        "model, corpus, readout or map",
+        "the corpus is embedded again",
     )
     if (stored := file.read(fingerprint)) is not None:
         entries, first = distinct(texts)

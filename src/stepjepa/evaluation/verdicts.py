@@ -1,9 +1,12 @@
 """Have a task score responses, and check its verdicts: a user's own task may return anything."""
 
 import json
+import logging
 import math
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from stepjepa.base.errors import UserError, shown
@@ -26,7 +29,7 @@ def score_checked(task: Task, records: Sequence[Record], responses: Sequence[Res
     Raises:
         UserError: a verdict would end the evaluation later, or make a mean that is no number; the task lacks a score.
     """
-    given: Sequence[object] = task.score_all(records, responses)
+    given = _given(task, records, responses)
     verdicts = []
     for record, scored in zip(records, given, strict=True):
         if not isinstance(scored, Scored):
@@ -39,6 +42,27 @@ def score_checked(task: Task, records: Sequence[Record], responses: Sequence[Res
             raise record_error(record, f"task '{task.name}': {fault}; {_HELP}")
         verdicts.append(replace(scored, scores=scores, extracted=extracted))
     return verdicts
+
+
+def _given(task: Task, records: Sequence[Record], responses: Sequence[Response]) -> Sequence[object]:
+    """Return what a task gives for responses; an error of its code names the record, and the line of the code."""
+    try:
+        return task.score_all(records, responses)
+    except UserError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        logging.getLogger(__name__).debug("score failed", exc_info=error)
+        at_fault = records[0]
+        for record, response in zip(records, responses, strict=True):
+            try:
+                task.score(record, response)
+            except Exception:  # as above
+                at_fault = record
+                break
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        fault = f"task '{task.name}': score failed in {where} ({type(error).__name__}: {error}); correct it"
+        raise record_error(at_fault, fault) from None
 
 
 def details_checked(task: Task, lines: Sequence[JsonObject]) -> JsonObject:

@@ -41,6 +41,11 @@ class Arm:
     def __repr__(self) -> str:
         return f"Arm('{self.name}', {counted(len(self.runs), 'run')})"
 
+    @property
+    def ranks_steps(self) -> bool:
+        """Whether its retrieval ranks next steps, not answers."""
+        return any(run.ranks_steps for run in self.runs)
+
     def spread(self, measure: str) -> Spread | None:
         """Return the spread over seeds of a measure, see ``EvaluatedRun.mean``; None if a run lacks it."""
         means = all_known(run.mean(measure) for run in self.runs)
@@ -209,7 +214,8 @@ class ComparedArms:
         as_it_is, base = self._hits(HITS_AT_1), self.baseline.name
         if not as_it_is:
             return []
-        parts = [f"by embeddings, the nearest answer is right: {', '.join(as_it_is)}"]
+        nearest = "next step" if self._ranked_steps == {True} else "answer"
+        parts = [f"by embeddings, the nearest {nearest} is right: {', '.join(as_it_is)}"]
         for of_map, (name, short) in MAPS.items():
             if mapped := self._hits(MAP_MEASURES[of_map][0]):
                 parts.append(f"behind {name}: {', '.join(mapped)}")
@@ -218,14 +224,23 @@ class ComparedArms:
             parts += [f"as it is, over {base} behind {short}: {', '.join(beyond)}"] if mapped and beyond else []
         return parts
 
+    @property
+    def _ranked_steps(self) -> set[bool]:
+        """Whether retrieval ranked next steps, of the arms that have it."""
+        return {arm.ranks_steps for arm in self.arms if arm.spread(HITS_AT_1) is not None}
+
     def _hits(self, measure: str) -> list[str]:
-        """Format each arm's share of queries whose nearest answer is right, with the difference from the baseline."""
+        """Format each arm's share of queries whose nearest answer is right, with the difference from the baseline.
+
+        Where some arms rank next steps instead of answers, it is said of these.
+        """
         texts = []
         for arm in self.arms:
             spread, difference = arm.spread(measure), self.differences.get(arm.name)
             if spread is not None:
                 test = None if difference is None else difference.retrieval.get(measure)
-                texts.append(f"{arm.name} {spread.mean:.1%}{'' if test is None else _points(test)}")
+                of_steps = " (next step)" if arm.ranks_steps and False in self._ranked_steps else ""
+                texts.append(f"{arm.name} {spread.mean:.1%}{of_steps}{'' if test is None else _points(test)}")
         return texts
 
 

@@ -162,7 +162,8 @@ def compare(
     included = [pair for pair in zip(places, evaluated, strict=True) if pair not in mixed]
     one_run = describe_one_run(included)
     if one_run is None:
-        arms, named_baseline = group_by_settings(included, [run for _, run in mixed])
+        missing = notes_on_missing_trials([run for run in runs if isinstance(run, str | os.PathLike)])
+        arms, named_baseline = group_by_settings(included, [run for _, run in mixed], missing)
     else:
         arms = one_arm_each([run for _, run in included])
         named_baseline = arms[0].name

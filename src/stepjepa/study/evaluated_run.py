@@ -18,6 +18,7 @@ from stepjepa.evaluation.summary_text import MAPS, describe_readout, describe_tr
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import SUMMARY
 from stepjepa.store.record import Fingerprints, Results, RunRecord, complete_objective, origin_of, read_record
+from stepjepa.study.sweep_place import sweep_evaluation
 
 T = TypeVar("T")
 
@@ -159,6 +160,7 @@ class EvaluatedRun:
     noted: tuple[str, ...] = ()  # other changes between launches: versions, machines, processes
     readout: str | None = None  # where the embeddings of retrieval were read
     ranked: str | None = None  # what retrieval ranked: views, and numbers of queries and candidates
+    ranks_steps: bool = False  # retrieval ranked next steps, not answers
     map_records: str | None = None  # which records the linear map in front of retrieval is fitted on, and by what
     head_records: str | None = None  # which records the projection heads are trained on
 
@@ -243,6 +245,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         trained_on=_describe_trained_on(file, summary),
         readout=None if summary.retrieval is None else describe_readout(summary.retrieval.readout),
         ranked=None if summary.retrieval is None else _describe_ranked(summary.retrieval),
+        ranks_steps=summary.retrieval is not None and summary.retrieval.readout.get("views") == "step-jepa",
         map_records=_describe_map_records(summary, "linear_map", views),
         head_records=_describe_map_records(summary, "projection_heads", views),
         fingerprints=record.fingerprints or Fingerprints(),
@@ -325,8 +328,13 @@ def _describe_trained_on(file: Path, summary: _Summary) -> str | None:
 
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
-    """Return the summary of an evaluation; raise ``UserError`` unless exactly one matches."""
+    """Return the summary of an evaluation; raise ``UserError`` unless exactly one matches.
+
+    Of several evaluations of a trial, that of its sweep is read where none is named.
+    """
     names = sorted(file.name.removesuffix(SUMMARY) for file in folder.glob(f"*{SUMMARY}"))
+    if evaluation is None and len(names) > 1:
+        evaluation = sweep_evaluation(folder)
     matching = [name for name in names if evaluation in (None, name, f"{name}.jsonl", f"{name}{SUMMARY}")]
     if len(matching) != 1:
         label = "" if evaluation is None else f" {shown(evaluation)}"

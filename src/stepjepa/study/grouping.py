@@ -56,13 +56,14 @@ def one_arm_each(runs: Sequence[EvaluatedRun]) -> list[Arm]:
 
 
 def group_by_settings(
-    included: Sequence[tuple[RunFolder, EvaluatedRun]], mixed: Sequence[EvaluatedRun]
+    included: Sequence[tuple[RunFolder, EvaluatedRun]], mixed: Sequence[EvaluatedRun], missing: Sequence[str] = ()
 ) -> tuple[list[Arm], str | None]:
     """Group runs that differ only in their seeds into arms.
 
     Args:
         included: the runs in the statistics, with their folders.
         mixed: the runs that are left out, for the error.
+        missing: sentences on trials that are not finished, for the error.
 
     Returns:
         The arms, and the name of the baseline; None unless the sweeps name one, whose lists of values give one arm.
@@ -83,6 +84,7 @@ def group_by_settings(
         if mixed:
             also = f"{mixed[0].folder} is kept out ({mixed[0].mixed[0]}); `mixed_runs` lets such runs in"
             fault = f"{fault}; {also}" if groups else also
+        fault = "; ".join([fault, *missing])
         raise UserError(fault)
     settings = [next(iter(group.values())).settings for group in groups.values()]
     names = [str(label) for group_labels in labels.values() for label in group_labels if label is not None]

@@ -11,9 +11,8 @@ from stepjepa.base.terminal import note, visible_lines
 from stepjepa.base.typed_json import read_json
 from stepjepa.store.folder import RUN_FILE, SUMMARY
 from stepjepa.store.record import read_run
+from stepjepa.study.sweep_place import SWEEP_FILE, is_sweep
 from stepjepa.study.trial_record import FAILED, FINISHED, read_trial_record
-
-SWEEP_FILE = "sweep.json"
 
 # Most trials that a note names.
 _NAMED = 8
@@ -56,7 +55,7 @@ def find_run_folders(folders: Sequence[str | os.PathLike[str]]) -> list[RunFolde
     """
     runs: dict[Path, RunFolder] = {}
     for folder in map(Path, folders):
-        for run in _finished_trials(folder) if _is_sweep(folder) else [RunFolder(folder)]:
+        for run in _finished_trials(folder) if is_sweep(folder) else [RunFolder(folder)]:
             if runs.setdefault(run.folder.resolve(), run) is not run:
                 raise UserError("is named twice; leave it out once", path=run.folder)
     return list(runs.values())
@@ -68,7 +67,7 @@ def notes_on_missing_trials(folders: Sequence[str | os.PathLike[str]]) -> list[s
     A seed that failed, or a whole arm, would otherwise be missing without a word.
     """
     notes = []
-    for folder in filter(_is_sweep, map(Path, folders)):
+    for folder in filter(is_sweep, map(Path, folders)):
         sweep = _read_sweep(folder)
         missing = [trial for trial in sweep.trials if not _is_finished(folder, trial)]
         if missing:
@@ -96,10 +95,6 @@ def without_waiting_trials(places: Sequence[RunFolder]) -> list[RunFolder]:
             "none of its runs is evaluated yet; continue the sweep by its command", path=waiting[0].folder.parents[1]
         )
     return [place for place in places if place not in waiting]
-
-
-def _is_sweep(folder: Path) -> bool:
-    return (folder / SWEEP_FILE).is_file() and not (folder / RUN_FILE).is_file()
 
 
 def _read_sweep(folder: Path) -> _SweepFile:
@@ -140,5 +135,5 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     """
     paths = [folder.resolve() for folder in folders]
     parent = Path(os.path.commonpath([path.parent for path in paths]))
-    parent = parent.parent if _is_sweep(parent.parent) else parent
+    parent = parent.parent if is_sweep(parent.parent) else parent
     return [str(path.relative_to(parent)) for path in paths]

@@ -13,8 +13,8 @@ from stepjepa.store.environment import versions
 from stepjepa.store.folder import check_is_folder
 from stepjepa.study.grid import Trial
 from stepjepa.study.local import Local
-from stepjepa.study.run_folders import SWEEP_FILE
 from stepjepa.study.sweep_folder import SweepFolder
+from stepjepa.study.sweep_place import SWEEP_FILE
 from stepjepa.study.trial_record import FINISHED
 
 # What systems call a disk that no trial can write to.

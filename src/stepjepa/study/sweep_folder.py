@@ -20,13 +20,12 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.store.environment import versions
 from stepjepa.store.folder import RUN_FILE, SUMMARY
 from stepjepa.study.grid import Trial
-from stepjepa.study.run_folders import SWEEP_FILE
+from stepjepa.study.sweep_place import EVALUATION, SWEEP_FILE
 from stepjepa.study.trial_record import BEGUN, FAILED, FINISHED, NEW, RECORD, read_trial_record, record_file
 
 # -P: as with the installed command, a file in the current folder must not shadow a module.
 LAUNCHER = (sys.executable, "-P", "-m", "stepjepa")
 
-EVALUATION = "test"
 # Words of a command line whose spelling has no meaning: a number with a fraction, one with underscores, true and false.
 _FLOAT = re.compile(r"(?<![\w.])[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)?(?![\w.])")
 _GROUPED = re.compile(r"(?<==)[0-9]+(?:_[0-9]+)+(?= )")

@@ -73,8 +73,8 @@ def legend(comparison: ComparedArms) -> list[str]:
 _NEAREST = ("nearest answer right", "its difference in points")
 
 _NEAREST_LEGEND = (
-    f"{_NEAREST[0]}: by embeddings, the nearest of all distinct answers is a right one; means, deviations and "
-    "differences as above, not corrected for the number of arms"
+    f"{_NEAREST[0]}: by embeddings, the nearest of all distinct answers (of steps: next steps) is a right one; "
+    "means, deviations and differences as above, not corrected for the number of arms"
 )
 
 

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import Trainer
 
+from stepjepa.base.processes import is_main_process
+from stepjepa.base.terminal import note
 from stepjepa.batch.dataset import Prepared, TokenizedDataset
 from stepjepa.batch.prepare import prepare
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.reading_notes import UnusedParts
 from stepjepa.data.record import Data, Views
 from stepjepa.objectives.objective import Objective
 from stepjepa.store.metric_names import UNNAMED
@@ -64,7 +67,13 @@ class DataTrainer(Trainer):
         for own in filter(None, (self.prepared, *self.held_out.values())):
             if own.dataset is data:
                 return own
-        return prepare(data, tokenizer, self.jepa, what=what, views=self._views, cache_dir=False)
+        # A function of the user's that gives the views may read any field.
+        unused = UnusedParts(extra=self._views is None)
+        prepared = prepare(data, tokenizer, self.jepa, what=what, views=self._views, cache_dir=False, unused=unused)
+        if is_main_process():
+            for line in unused.describe():
+                note(line)
+        return prepared
 
     def _prepare_held_out(self, data: EvalData | None, tokenizer: PreTrainedTokenizerBase) -> dict[str, Prepared]:
         """Tokenise held-out records, and return them by the names of their sets."""
