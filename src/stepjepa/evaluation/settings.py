@@ -17,7 +17,7 @@ from stepjepa.models.sampling import Sampling
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
-_SIMILARITY = "add the cosines of matched and shuffled views, by default those of training; needs a run folder"
+_SIMILARITY = "cosines of matched and shuffled views of a run; without a value, those of training"
 _RETRIEVAL = "rank all distinct answers by cosine for each question; how often the right one is nearest"
 _LINEAR_MAP = "also rank behind a linear map; it is fitted on the pairs of this file, the model is not trained"
 _HEADS = "also rank behind projection heads; two small networks that InfoNCE trains on the pairs of `linear_map`"
