@@ -85,7 +85,7 @@ def _summary_row(data_set: Retrieval) -> list[str]:
     baseline, method = data_set.plain(arm)
     plain = of_model(rows, plain_of(rows, arm), "best readout")
     whose = "before training" if baseline == UNTRAINED else "plain training"
-    whose += f", {WAYS[method]}" if method == "heads" else ""
+    whose += f", {WAYS[method]}" if method.endswith("heads") else ""
     seeds = f"{len(of_model(rows, arm, 'trained'))} seeds{': no claim' if data_set.one_seed else ''}"
     return [
         f"{data_set.name}, {seeds}",

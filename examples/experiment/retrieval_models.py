@@ -11,9 +11,11 @@ UNTRAINED = "untrained"
 LENGTHS = {PLAIN: "1.35 times as long", LONGER: "1.75 times as long"}
 FREE = ("nearest known question", "TF-IDF, characters", "TF-IDF, words")
 READINGS = {"best readout": "as it is", "ridge": "behind a ridge map", "canonical": "behind a canonical map"}
-READINGS |= {"classifier": "behind a linear classifier", "heads": "behind projection heads"}
+READINGS |= {"classifier": "behind a linear classifier"}
+READINGS |= {"heads": "behind projection heads", "wide heads": "behind wide projection heads"}
 """How a model without a JEPA objective is read."""
 WAYS = {"ridge": "ridge map", "canonical": "canonical map", "heads": "projection heads"}
+WAYS |= {"wide heads": "wide projection heads, all layers"}
 """What is fitted on pairs, behind any embeddings."""
 
 

@@ -58,6 +58,8 @@ def fit_heads(
     *,
     epochs: int,
     seed: int = 0,
+    width: int = WIDTH,
+    weight_decay: float = WEIGHT_DECAY,
     progress: bool = False,
 ) -> tuple[float, ProjectionHeads]:
     """Train heads on known pairs by InfoNCE; targets of the same text are no negatives.
@@ -72,6 +74,8 @@ def fit_heads(
         rank: of heads, the mean reciprocal rank of held-out pairs, which says when training was best.
         epochs: of the training, at least 1; see :func:`epochs_of`.
         seed: of the first weights and of the order of the pairs.
+        width: of the hidden layers.
+        weight_decay: of the networks.
         progress: show a bar of the epochs on a terminal.
 
     Returns:
@@ -83,9 +87,9 @@ def fit_heads(
         torch.default_generator.manual_seed(seed)
         before, wanted = (torch.tensor(side, dtype=torch.float32) for side in (sources, targets))
         answers = torch.tensor(same)
-        source, target = Head.of(before), Head.of(wanted)
+        source, target = Head.of(before, width), Head.of(wanted, width)
         weights = [*source.parameters(), *target.parameters()]
-        optimizer = torch.optim.AdamW(weights, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+        optimizer = torch.optim.AdamW(weights, LEARNING_RATE, weight_decay=weight_decay)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * of_epoch)
         hidden = None if progress else True  # None shows it on a terminal
         for epoch in tqdm(range(1, epochs + 1), desc="projection heads", unit="epoch", disable=hidden):

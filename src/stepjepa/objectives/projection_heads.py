@@ -26,6 +26,7 @@ class Head(nn.Module):
 
     Args:
         dimensions: D.
+        width: of the hidden layer.
 
     Attributes:
         mean: ``[D]``, subtracted from the embeddings.
@@ -36,17 +37,17 @@ class Head(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, dimensions: int) -> None:
+    def __init__(self, dimensions: int, width: int = WIDTH) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(dimensions, dtype=torch.float32))
         self.register_buffer("scale", torch.ones(dimensions, dtype=torch.float32))
-        first, last = (nn.Linear(*shape, dtype=torch.float32) for shape in ((dimensions, WIDTH), (WIDTH, DIMENSIONS)))
+        first, last = (nn.Linear(*shape, dtype=torch.float32) for shape in ((dimensions, width), (width, DIMENSIONS)))
         self.network = nn.Sequential(first, nn.GELU(), last)
 
     @classmethod
-    def of(cls, known: Tensor) -> Self:
-        """Make an untrained head for embeddings like the known ones ``[N, D]``."""
-        head = cls(known.shape[1])
+    def of(cls, known: Tensor, width: int = WIDTH) -> Self:
+        """Make an untrained head of some width for embeddings like the known ones ``[N, D]``."""
+        head = cls(known.shape[1], width)
         head.mean, deviation = known.mean(0), known.std(0)
         # Divided by hardly anything, the rounding of a dimension that is constant would be all that one sees of it.
         varies = deviation > 1e-5 * head.mean.abs()
