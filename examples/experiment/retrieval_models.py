@@ -18,6 +18,9 @@ WAYS = {"ridge": "ridge map", "canonical": "canonical map", "heads": "projection
 WAYS |= {"wide heads": "wide projection heads, all layers"}
 """What is fitted on pairs, behind any embeddings."""
 
+SHORTER = ("separate-infonce-4",)
+"""Arms with fewer epochs than those whose FLOPs plain training has: no difference from it is given."""
+
 
 class Model(NamedTuple):
     """A row of the table: an arm, and by what candidates are ranked."""

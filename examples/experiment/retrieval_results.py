@@ -19,6 +19,7 @@ from retrieval_models import (
     MODELS,
     PLAIN,
     READINGS,
+    SHORTER,
     UNTRAINED,
     VARIANTS,
     WAYS,
@@ -102,7 +103,13 @@ def models_with_runs(rows: pd.DataFrame) -> Iterator[tuple[Model, pd.DataFrame]]
     arms = [*VARIANTS, *sorted(set(rows.arm) - set(VARIANTS) - {model.arm for model in MODELS})]
     ways = {"trained": "", "best readout": ", best readout"}
     ways |= {trained + method: f", {words}" for trained in ("", "trained, ") for method, words in WAYS.items()}
-    others = [Model(arm, way, VARIANTS.get(arm, f"`{arm}`") + words) for arm in arms for way, words in ways.items()]
+    # Of plain training a map is at the best layer anyway.
+    at_best = {arm: " at the best layer" for arm in arms if len(of_model(rows, arm, "trained"))}
+    others = [
+        Model(arm, way, VARIANTS.get(arm, f"`{arm}`") + words + (at_best.get(arm, "") if way in WAYS else ""))
+        for arm in arms
+        for way, words in ways.items()
+    ]
     for model in (*MODELS, *others):
         runs = of_model(rows, model.arm, model.method)
         if len(runs):
@@ -369,7 +376,7 @@ class Retrieval:
             seeds = NOTHING if model.arm == "none" else str(len(runs))
             row = [self._words(model), seeds, *(mean(runs[column]) for column in columns)]
             for column in ("right", HITS):
-                shown = model.arm not in ("none", UNTRAINED, *LENGTHS)
+                shown = model.arm not in ("none", UNTRAINED, *LENGTHS, *SHORTER)
                 plain = self.plain(model.arm, column)
                 test = difference(self.rows, (model.arm, model.method), plain, column) if shown else None
                 row.append(interval(test))

@@ -40,22 +40,22 @@ DATA_SETS = (
         "turk",
         "retrieval-turk",
         "TURK",
-        "Sentences of people for the same kind of expressions (`retrieval-turk.yaml`; 7,000 training records), the "
-        "arms and settings of `synth`, nothing chosen anew",
+        "Sentences of people for the same kind of expressions (`retrieval-turk.yaml`; 7,000 training records), as "
+        "on `synth`, nothing chosen anew",
     ),
     DataSet(
         "turk-128",
         "retrieval-turk-128",
         "TURK, 128 pairs a step",
-        "The same data, 16 epochs of 128 pairs a step instead of 4 of 32 (`retrieval-turk-128.yaml`), run because one "
-        "seed had found more so; plain training has 28 epochs of 32 records a step",
+        "16 epochs of 128 pairs a step, not 4 of 32 (`retrieval-turk-128.yaml`), run after one seed had found more so; "
+        "plain training: 28 epochs of 32",
         SEPARATE,
     ),
     DataSet(
         "spider",
         "retrieval-spider",
         "Spider",
-        "Questions and SQL queries (`retrieval-spider.yaml`), the arms and settings of `synth`, nothing chosen anew",
+        "Questions and SQL queries (`retrieval-spider.yaml`), as on `synth`, nothing chosen anew",
     ),
     DataSet(
         "sums",
