@@ -21,7 +21,7 @@ from stepjepa.objectives.projection_heads import ProjectionHeads
 EPOCHS_TRIED = 10
 """Of the heads that choose where embeddings are read; there are thousands of pairs."""
 WIDE, DECAY_OF_WIDE = 2048, 0.3
-"""Width and weight decay of larger heads; of seven settings those with the best rank of held-out pairs, one seed."""
+"""Width and weight decay of larger heads; of nine settings those with the best rank of held-out pairs, one seed."""
 WEAK, STEPS_OF_CLASSIFIER = 100.0, 300
 """Of logistic regression: inverse of its penalty, which is weak, and most steps."""
 
