@@ -149,7 +149,7 @@ def _among_others(
 ) -> UserError:
     """Add to an error the number of records that are too long and the longest one, of at most the first ``SURVEYED``.
 
-    One run tells so which ``max_length`` is needed, instead of one run for every record.
+    So one run says which ``max_length`` is needed, not one run for each of those records.
     """
     survey = RecordTokenizer(tokenizer, replace(config, over_length="skip", require_pairs=False))
     try:

@@ -29,7 +29,7 @@ def score_checked(task: Task, records: Sequence[Record], responses: Sequence[Res
     Raises:
         UserError: a verdict would end the evaluation later, or make a mean that is no number; the task lacks a score.
     """
-    given = _given(task, records, responses)
+    given = _verdicts(task, records, responses)
     verdicts = []
     for record, scored in zip(records, given, strict=True):
         if not isinstance(scored, Scored):
@@ -44,8 +44,8 @@ def score_checked(task: Task, records: Sequence[Record], responses: Sequence[Res
     return verdicts
 
 
-def _given(task: Task, records: Sequence[Record], responses: Sequence[Response]) -> Sequence[object]:
-    """Return what a task gives for responses; an error of its code names the record, and the line of the code."""
+def _verdicts(task: Task, records: Sequence[Record], responses: Sequence[Response]) -> Sequence[object]:
+    """Have a task score responses; an error of its code becomes one that names the record and the line of the code."""
     try:
         return task.score_all(records, responses)
     except UserError:

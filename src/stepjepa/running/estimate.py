@@ -224,7 +224,13 @@ def _number_of_steps(set_up: _SetUp, epoch: int) -> int:
 
 
 def _step(set_up: _SetUp, steps: Sequence[Sequence[Batch]], regular_tokens: int) -> StepEstimate:
-    """Return records and tokens of an optimizer step, over all processes; in the epoch plain training has so many."""
+    """Return records and tokens of an optimizer step, over all processes.
+
+    Args:
+        set_up: of the run.
+        steps: the micro-batches of each step of an epoch.
+        regular_tokens: those of an epoch of plain training, padding included.
+    """
     plan, batches = set_up.plan, [batch for step in steps for batch in step]
     tokens = [sum(Shape.of(batch).tokens for batch in step) for step in steps]
     accumulated = f"{plan.batch_size} x {set_up.training.gradient_accumulation_steps} accumulated"
