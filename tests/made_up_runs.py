@@ -151,7 +151,7 @@ def retrieve(
     }
     maps: dict[str, tuple[float | None, dict[str, Any]]] = {
         "linear_map": (behind_map, {"records": 31, "fit": "ridge", "penalty": 0.01}),
-        "projection_heads": (behind_heads, {"records": 29, "epochs": 15}),
+        "projection_heads": (behind_heads, {"records": 29, "epochs": 15, "all_layers": True}),
     }
     mapped = {
         of_map: {**fitted, **facts, **{each: {"mean": mean, "low": mean, "high": mean} for each in RETRIEVAL_METRICS}}

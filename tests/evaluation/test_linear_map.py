@@ -142,6 +142,13 @@ def test_places_are_those_of_separate_passes(jepa: Jepa) -> None:
         for side in ("source", "target"):
             values = getattr(together[ReadoutPlace(layer, pooling)], side)
             np.testing.assert_allclose(values, getattr(alone, side), rtol=1e-4, atol=1e-5)
+    # All layers at once are the means of single ones, one behind the other; asked for alone, too.
+    (everywhere,) = {*places_to_try(OWN, 2, all_layers=True)} - {*places}
+    assert everywhere == ("all", "mean", True) and everywhere.words == "all layers, pooling mean"
+    for given in (embedder.at(known, [everywhere]), embedder.at(known, [places[3], everywhere])):
+        for side in ("source", "target"):
+            single = [getattr(together[ReadoutPlace(layer, "mean")], side) for layer in range(3)]
+            np.testing.assert_allclose(getattr(given[everywhere], side), np.hstack(single), rtol=1e-4, atol=1e-5)
     last = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="last"))
     with pytest.raises(ValueError, match="got 'mean'"):
         last.at(known, places)
@@ -227,6 +234,24 @@ def test_projection_heads_know_no_question_that_chooses_them() -> None:
     assert len(held_out) == 4 and heads.records == len(known) == len(tried) == 32
     assert not {text.casefold() for text in known} & {text.casefold() for text in held_out}
     assert heads.place in places_to_try(OWN, 1)
+
+
+@pytest.mark.usefixtures("short_heads")
+def test_all_layers_at_once_are_tried_by_heads_alone(jepa: Jepa, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linear map of them would have a matrix as large as their square; heads leave out what takes too much room."""
+    embedder = pair_embedder(jepa.model, jepa.tokenizer, embedding_config(None, pooling="mean"))
+    drawn = draw_pairs(embedder, records(TWENTY, "known"), [ReadoutPlace("all", "mean")], file=None)
+    with pytest.raises(ValueError, match="expected at least one place"):
+        fit_map(drawn)
+    heads = train_heads(drawn)
+    assert heads.place == ("all", "mean", True) and heads.heads.dimensions == 3 * 33
+    assert "all layers" not in capsys.readouterr().err
+    both = draw_pairs(embedder, records(TWENTY, "known"), [OWN, ReadoutPlace("all", "mean")], file=None)
+    # 18 records of two vectors of three layers, 33 dimensions of 4 bytes each.
+    monkeypatch.setattr(map_fitting, "MOST_BYTES", 18 * 2 * 3 * 33 * 4 - 1)
+    assert train_heads(both).place == OWN
+    said = "all layers at once are not tried, whose embeddings take 0.0 GB for 18 records, more than 0"
+    assert f"note: projection heads: {said}\n" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("short_heads")

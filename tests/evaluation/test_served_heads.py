@@ -16,12 +16,15 @@ from torch.nn import functional as F
 import stepjepa
 import tiny
 from stepjepa import Jepa, JepaConfig
+from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.data.record import Record
+from stepjepa.evaluation.sentence_transformer import write_sentence_transformer
 from stepjepa.evaluation.stored_map import LINEAR_MAP, PROJECTION_HEADS
 from stepjepa.objectives.fitted import FittedHeads
 from stepjepa.objectives.projection_heads import Head, ProjectionHeads
+from stepjepa.objectives.view_embeddings import ALL_LAYERS, ReadoutPlace
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 KNOWN = [(f"{first} and {second}", f"{second}!") for first in NUMBERS[:6] for second in NUMBERS[:4]]
@@ -87,6 +90,55 @@ def test_texts_are_embedded_behind_the_heads(name: str, layer: int, folder: Path
     for of_query, row in zip(cosines, jepa.index(ANSWERS, projection_heads=fitted).search(QUERIES), strict=True):
         assert [hit.index for hit in row] == np.argsort(-of_query, kind="stable").tolist()
         assert [hit.score for hit in row] == pytest.approx(sorted(of_query, reverse=True), abs=1e-4)
+
+
+def test_heads_of_all_layers_embed_behind_the_means_of_each(
+    folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Python and shell, kept beside their file; heads of one layer are exported, as sentence-transformers reads."""
+    asked: list[bool] = []
+
+    def places(own: ReadoutPlace, layers: int | None, *, has_objective: bool, all_layers: bool) -> list[ReadoutPlace]:
+        asked.append(all_layers)
+        return [ReadoutPlace(ALL_LAYERS if all_layers else 1, "mean", not has_objective)]
+
+    monkeypatch.setattr("stepjepa.evaluation.model_maps.places_to_try", places)
+    known = ["--linear_map", folder / "known.jsonl", "--projection_heads"]
+    corpus = ["--corpus", folder / "answers.jsonl", "--query", *QUERIES, "--json"]
+    for name in ("base", "objective"):
+        jepa = Jepa.from_pretrained(folder / name, device="cpu")
+        fitted = stepjepa.fit_projection_heads(jepa, records())
+        assert fitted.heads.dimensions == 3 * 33 and repr(fitted).startswith("FittedHeads(22 records, all layers, ")
+        pairs = jepa.pair_embedder(pooling="mean")
+        new = [tiny.make_record("Add.", question, ".") for question in QUERIES]
+        each = [ReadoutPlace(layer, "mean", name == "base") for layer in range(3)]
+        of_layers = [pairs.at(new, [place])[place].source for place in each]
+        expected = by_formula(fitted.heads, "source", np.hstack(of_layers))
+        np.testing.assert_allclose(jepa.embed(new, projection_heads=fitted, raw=True), expected, atol=2e-4)
+        np.testing.assert_allclose(jepa.embed(QUERIES, projection_heads=fitted, raw=True), expected, atol=2e-4)
+        assert "layer all, pooling mean" in repr(jepa.embedder(projection_heads=fitted))
+        asked.clear()
+        for _ in range(2):
+            assert main([*map(str, ["search", "--model_path", folder / name, *known, *corpus])]) == 0
+            captured = capsys.readouterr()
+            results = json.loads(captured.out)["results"]
+            for result, row in zip(results, jepa.index(ANSWERS, projection_heads=fitted).search(QUERIES), strict=True):
+                assert [hit["score"] for hit in result["hits"]] == pytest.approx([hit.score for hit in row], abs=2e-6)
+            assert "known.jsonl: all layers, pooling mean" in captured.err
+        assert asked == [True]
+        with pytest.raises(UserError, match="modules read one layer, and the projection heads all"):
+            write_sentence_transformer(jepa, tmp_path, name, projection_heads=fitted)
+    exported = [
+        "export",
+        "--embeddings",
+        "--model_path",
+        folder / "base",
+        "--output_dir",
+        tmp_path / "exported",
+        *known,
+    ]
+    assert main([*map(str, exported)]) == 0 and asked == [True, False]
+    assert "known.jsonl: layer 1, pooling mean" in capsys.readouterr().err
 
 
 def test_heads_of_their_arrays_are_the_same(fitted: FittedHeads) -> None:

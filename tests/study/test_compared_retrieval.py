@@ -118,6 +118,14 @@ def test_projection_heads_are_a_baseline_beside_the_linear_map(runs):
         "the projection heads are not trained on the same records, in the same places, in all runs; "
     )
     assert note.endswith(": regular 29 records of known.jsonl; llm-jepa 2,900 records of known.jsonl")
+    # Those of an earlier version were not tried at all layers at once.
+    for run in runs[3:]:
+        change(run / "test.summary.json", "retrieval", "projection_heads", "records", to=29)
+        change(run / "test.summary.json", "retrieval", "projection_heads", "all_layers", to=False)
+    comparison = compare(runs)
+    assert "projection_heads_mrr" not in comparison.differences["llm-jepa"].retrieval
+    alone = "llm-jepa 29 records of known.jsonl, read in single layers alone"
+    assert any(note.endswith(f": regular 29 records of known.jsonl; {alone}") for note in comparison.notes)
 
 
 def test_a_readout_in_which_arms_with_views_differ_is_a_note(runs):

@@ -26,13 +26,16 @@ from stepjepa.objectives.head_training import STEPS_TRIED, epochs_of, fit_heads
 from stepjepa.objectives.linear_map import FITS, Fit, fit_linear_maps
 from stepjepa.objectives.pair_embedding import PairEmbedder
 from stepjepa.objectives.projection_heads import ProjectionHeads
-from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
+from stepjepa.objectives.view_embeddings import ALL_LAYERS, ReadoutPlace, ViewEmbeddings
 
 MOST_COMPARED = 1000
 """Most records that maps are fitted on while places and fits are compared, and most that they are compared on."""
 
 FINALISTS = 3
 """Places behind which projection heads are trained to the end."""
+
+MOST_BYTES = 4_000_000_000
+"""Most bytes of the embeddings of all layers at once, behind which projection heads are trained."""
 
 FEWEST_RECORDS = 20
 """Fewest records with a pair that a map is fitted on."""
@@ -74,7 +77,9 @@ def choose_readout(
     return best
 
 
-def places_to_try(own: ReadoutPlace, layers: int | None, *, has_objective: bool = False) -> list[ReadoutPlace]:
+def places_to_try(
+    own: ReadoutPlace, layers: int | None, *, has_objective: bool = False, all_layers: bool = False
+) -> list[ReadoutPlace]:
     """Return where embeddings are tried: at every layer with both poolings, whatever the model was trained with.
 
     So no model has a choice that another one lacks, and what is found behind their maps can be compared.
@@ -84,14 +89,14 @@ def places_to_try(own: ReadoutPlace, layers: int | None, *, has_objective: bool 
         layers: number of layers of the model; None to try ``own`` alone.
         has_objective: the model was trained with a JEPA objective: ``own`` is tried, too, and texts without the
             predictor tokens of its training elsewhere.
+        all_layers: the means of all layers at once are tried, too.
     """
     if layers is None:
         return [own]
-    everywhere = [
-        ReadoutPlace(layer, pooling, predictors=not has_objective)
-        for layer in range(layers + 1)
-        for pooling in POOLINGS
-    ]
+    tried = [(layer, pooling) for layer in range(layers + 1) for pooling in POOLINGS]
+    everywhere = [ReadoutPlace(*place, predictors=not has_objective) for place in tried]
+    if all_layers:
+        everywhere.append(ReadoutPlace(ALL_LAYERS, "mean", predictors=not has_objective))
     return [own, *everywhere] if has_objective else everywhere
 
 
@@ -146,9 +151,11 @@ def draw_pairs(
 def fit_map(drawn: DrawnPairs) -> FittedMap:
     """Fit a linear map on all pairs of some records, with the place and the fit that are best for held-out ones.
 
+    Those of all layers at once are left to projection heads: a matrix for each side would be as large as their square.
     Records without a pair are noted.
     """
-    place, fit = choose_readout(drawn.known, drawn.held_out, drawn.embedder.reader.config)
+    held_out = {place: pairs for place, pairs in drawn.held_out.items() if place.layer != ALL_LAYERS}
+    place, fit = choose_readout(drawn.known, held_out, drawn.embedder.reader.config)
     pairs = drawn.embedder.at(drawn.records, [place])[place]
     _tell_without_pair(pairs, "the linear map")
     (linear_map,) = fit_linear_maps(pairs.source, pairs.target, [fit])
@@ -168,17 +175,29 @@ def train_heads(drawn: DrawnPairs) -> FittedHeads:
     heads of a short training on the known pairs, of these the place with the best heads of all records, and the epochs.
     Records without a pair are noted.
     """
-    places = [*drawn.held_out]
+    others = _others(drawn)
+    places = [place for place in drawn.held_out if _has_room(drawn.held_out[place], len(others), place)]
     if len(places) > FINALISTS:
         ranks = {place: _tried(drawn, place) for place in tqdm(places, "projection heads, readouts", disable=None)}
         places = sorted(places, key=lambda place: -ranks[place])[:FINALISTS]
-    known = drawn.embedder.at(_others(drawn), places)
+    known = drawn.embedder.at(others, places)
     fitted = {place: _fitted(drawn, place, pairs, progress=True) for place, pairs in known.items()}
     place = max(places, key=lambda each: fitted[each][0])
     _tell_without_pair(known[place], "the projection heads")
     return FittedHeads(
         fitted[place][1], place, len({*known[place].record.tolist()}), tuple(system_prompts(drawn.records))
     )
+
+
+def _has_room(pairs: ViewEmbeddings, records: int, place: ReadoutPlace) -> bool:
+    """Return whether the pairs of so many records at a place are small enough to be kept; note it if they are not."""
+    if place.layer != ALL_LAYERS:
+        return True
+    size = records * (pairs.source[:1].nbytes + pairs.target[:1].nbytes)
+    if size > MOST_BYTES:
+        gigabytes = f"{size / 1e9:,.1f} GB for {counted(records, 'record')}, more than {MOST_BYTES / 1e9:,.0f}"
+        note(f"projection heads: all layers at once are not tried, whose embeddings take {gigabytes}")
+    return size <= MOST_BYTES
 
 
 def _others(drawn: DrawnPairs) -> Sequence[Record]:

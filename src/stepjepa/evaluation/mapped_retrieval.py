@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.record import Record
 from stepjepa.evaluation.retrieval import Retrieval, rank_targets
-from stepjepa.objectives.fitted import Fitted, pairs_behind
+from stepjepa.objectives.fitted import Fitted, FittedHeads, pairs_behind
 from stepjepa.objectives.pair_embedding import PairEmbedder
 from stepjepa.objectives.reading import at_place
 
@@ -23,7 +23,7 @@ class MappedRetrieval:
         fitted: the map, where embeddings are read, and the fit.
         file: the records that the map is fitted on.
         left_out: how many records of the file were not used, because their question is in the test file.
-        every_layer: whether it was tried at every layer; else at the place that the user named.
+        every_layer: whether it was tried at every layer, heads also at all at once; else where the user named.
     """
 
     retrieval: Retrieval
@@ -36,6 +36,9 @@ class MappedRetrieval:
         """Return the summary of the retrieval, and how the map was fitted."""
         fitted = {"records": self.fitted.records, "left_out": self.left_out, "every_layer": self.every_layer}
         summary = {"file": self.file, **fitted, **self.fitted.facts(), **self.retrieval.summary()}
+        summary["readout"]["layer"] = self.fitted.place.layer
+        if isinstance(self.fitted, FittedHeads):
+            summary["all_layers"] = self.every_layer
         if not self.fitted.place.predictors:
             summary["readout"]["predictors"] = 0
         return summary

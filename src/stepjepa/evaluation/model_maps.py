@@ -52,7 +52,9 @@ def fit_linear_map(
         >>> fitted = stepjepa.fit_linear_map(jepa, stepjepa.read_records("train.jsonl"))
         >>> jepa.index(answers, linear_map=fitted).search(["a question"], k=5)
     """
-    return fit_map(_drawn(jepa, records, layer, pooling, max_length=max_length, batch_size=batch_size))
+    return fit_map(
+        _drawn(jepa, records, layer, pooling, all_layers=False, max_length=max_length, batch_size=batch_size)
+    )
 
 
 def fit_projection_heads(
@@ -61,6 +63,7 @@ def fit_projection_heads(
     *,
     layer: int | None = None,
     pooling: Pooling | None = None,
+    all_layers: bool = True,
     max_length: int | None = None,
     batch_size: int = EMBEDDED,
 ) -> FittedHeads:
@@ -75,6 +78,7 @@ def fit_projection_heads(
         records: the tenth that chooses layer, pooling and epochs is not trained on.
         layer: see :func:`fit_linear_map`. Trying all takes minutes where they are many.
         pooling: see :func:`fit_linear_map`.
+        all_layers: if neither is named, try the means of all layers at once, too.
         max_length: see :func:`fit_linear_map`.
         batch_size: sequences at a time through the model.
 
@@ -82,7 +86,9 @@ def fit_projection_heads(
         >>> fitted = stepjepa.fit_projection_heads(jepa, stepjepa.read_records("train.jsonl"))
         >>> jepa.index(answers, projection_heads=fitted).search(["a question"], k=5)
     """
-    return train_heads(_drawn(jepa, records, layer, pooling, max_length=max_length, batch_size=batch_size))
+    return train_heads(
+        _drawn(jepa, records, layer, pooling, all_layers=all_layers, max_length=max_length, batch_size=batch_size)
+    )
 
 
 def _drawn(
@@ -91,6 +97,7 @@ def _drawn(
     layer: int | None,
     pooling: Pooling | None,
     *,
+    all_layers: bool,
     max_length: int | None,
     batch_size: int,
 ) -> DrawnPairs:
@@ -105,5 +112,7 @@ def _drawn(
     embedder = jepa.pair_embedder(batch_size, layer=layer, pooling=readout, max_length=max_length)
     layers = number_of_layers(jepa.model)
     check_layer(layers, -1 if layer is None else layer, "layer")
-    places = places_to_try(embedder.place, None if named else layers, has_objective=jepa.has_objective)
+    places = places_to_try(
+        embedder.place, None if named else layers, has_objective=jepa.has_objective, all_layers=all_layers
+    )
     return draw_pairs(embedder, known, places, file=known[0].path if known else None)

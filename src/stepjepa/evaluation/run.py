@@ -279,7 +279,9 @@ class Evaluation:
         if settings.linear_map is None:
             return retrieval, {}
         layers = None if named else number_of_layers(load()[0])
-        places = places_to_try(embedder.place, layers, has_objective=has_objective(trained))
+        places = places_to_try(
+            embedder.place, layers, has_objective=has_objective(trained), all_layers=settings.projection_heads
+        )
         known, file = not_in_test(self._map_records, records), settings.linear_map
         drawn = draw_pairs(embedder, known, places, file=file, kind="records whose question is not in the test file")
         maps: dict[str, Fitted] = {"linear_map": fit_map(drawn)}

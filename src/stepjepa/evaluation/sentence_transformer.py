@@ -25,6 +25,7 @@ from stepjepa.models.decoder_alone import DecoderAlone, loadable, with_first_lay
 from stepjepa.objectives.embedding import Embedder
 from stepjepa.objectives.fitted import FittedHeads
 from stepjepa.objectives.inputs import EmbedOptions, Text, fitted_of
+from stepjepa.objectives.view_embeddings import ALL_LAYERS
 from stepjepa.views.sequences import Kind, SampledRecord, TokenSequence
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str, **opti
         embedders = {task: jepa.embedder(side, **options) for task, side in _TASKS.items()}
     config = embedders["query"].reader.config
     check_readout(config)
+    if fitted is not None and fitted.place.layer == ALL_LAYERS:
+        raise _refused("its modules read one layer, and the projection heads all; train them with all_layers=False")
     if isinstance(fitted, FittedHeads):
         check_dtype_of_heads(str(jepa.model.dtype).removeprefix("torch."), config.pooling)
     try:

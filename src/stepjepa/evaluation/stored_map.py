@@ -55,13 +55,14 @@ class StoredKind:
         return ArrayFile(Path(f"{records}{self.suffix}"), format_name, self.fitted.kind, owners, self.otherwise)
 
 
-# Maps of earlier versions were tried in one place, and have no such entry.
+# Maps of earlier versions were tried in one place, and have no such entry; heads not at all layers at once.
 _TRIED: JsonObject = {"tried": "every layer"}
+_TRIED_BY_HEADS: JsonObject = {"tried": "every layer, all at once"}
 LINEAR_MAP = StoredKind(FittedMap, fit_linear_map, {"fits": FITS, **_TRIED}, "the map is fitted again")
 PROJECTION_HEADS = StoredKind(
     FittedHeads,
     fit_projection_heads,
-    {"training": TRAINING, "finalists": FINALISTS, **_TRIED},
+    {"training": TRAINING, "finalists": FINALISTS, **_TRIED_BY_HEADS},
     "the heads are trained again",
 )
 

@@ -25,7 +25,7 @@ from stepjepa.data.steps import closed_step
 from stepjepa.objectives.fitted import Fitted
 from stepjepa.objectives.inputs import PLACEHOLDER, Inputs, Text, as_inputs
 from stepjepa.objectives.reading import SIDES, ViewReader
-from stepjepa.objectives.view_embeddings import SideEmbeddings
+from stepjepa.objectives.view_embeddings import ReadoutPlace, SideEmbeddings
 from stepjepa.views.layouts import LAYOUTS, message_text
 from stepjepa.views.sequences import Kind, Pair, TokenizedRecord, View
 
@@ -216,8 +216,13 @@ class Embedder:
     fitted: Fitted | None = None
 
     def __repr__(self) -> str:
-        config, behind = self.reader.config, "" if self.fitted is None else f", behind {self.fitted.kind}"
-        return f"Embedder(side {self.side}, layer {config.jepa_layer}, pooling {config.pooling}{behind})"
+        behind = "" if self.fitted is None else f", behind {self.fitted.kind}"
+        return f"Embedder(side {self.side}, layer {self.place.layer}, pooling {self.place.pooling}{behind})"
+
+    @property
+    def place(self) -> ReadoutPlace:
+        """Where embeddings are read."""
+        return self.reader.place if self.fitted is None else self.fitted.place
 
     def __call__(self, inputs: Inputs) -> SideEmbeddings:
         """Embed texts, one row each, or records, one row for each view; see :meth:`Jepa.embed` for errors."""
@@ -244,7 +249,7 @@ class Embedder:
         ]
         for text, record in zip(distinct, tokenized, strict=True):
             self._check_length(text, record)
-        vectors = self.reader.side(tokenized, self.side).vectors[number_of]
+        vectors = self.reader.side(tokenized, self.side, self.place).vectors[number_of]
         return SideEmbeddings(vectors, np.arange(len(texts)), np.ones(len(texts), np.int64))
 
     def _check_length(self, text: Text, record: TokenizedRecord) -> None:
@@ -261,7 +266,7 @@ class Embedder:
             raise UserError(f"the text has {fault}", path=text.path, line=text.line)
 
     def _records(self, records: Sequence[Record]) -> SideEmbeddings:
-        return self.reader.side(self._tokenized(records), self.side)
+        return self.reader.side(self._tokenized(records), self.side, self.place)
 
     def _tokenized(self, records: Sequence[Record]) -> list[TokenizedRecord]:
         """Tokenise records; UserError names one without a view of the side."""

@@ -12,7 +12,7 @@ from stepjepa.data.records import as_records
 from stepjepa.models.architecture import number_of_layers
 from stepjepa.models.encode import check_layer
 from stepjepa.objectives.reading import ViewReader, without_predictors
-from stepjepa.objectives.view_embeddings import ReadoutPlace, ViewEmbeddings
+from stepjepa.objectives.view_embeddings import ALL_LAYERS, ReadoutPlace, ViewEmbeddings
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class PairEmbedder:
             records: records, or dicts with ``messages``; those without a pair, or longer than ``max_length``, give no
                 row.
             places: at least one ``(layer, pooling)``, or ``(layer, pooling, False)`` for views without predictor
-                tokens. The settings must have ``pooling='mean'`` if one of the former has.
+                tokens. The layer ``all`` joins those of all layers. The settings must have ``pooling='mean'`` if one of
+                the former has.
 
         Returns:
             The embeddings, by place.
@@ -63,7 +64,8 @@ class PairEmbedder:
         if not places:
             raise ValueError("places: expected at least one (layer, pooling), got none")
         for place in places:
-            check_layer(number_of_layers(self.reader.model), place.layer, "layer")
+            if place.layer != ALL_LAYERS:
+                check_layer(number_of_layers(self.reader.model), place.layer, "layer")
             if place.pooling not in ("last", "mean"):
                 raise ValueError(f"pooling: expected 'last' or 'mean', got {place.pooling!r}")
         as_set = [place for place in places if place.predictors]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -20,11 +21,11 @@ from stepjepa.batch.collate import Collator, Encoding, Packing
 from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.record import Record
-from stepjepa.models.architecture import evaluating, hidden_size
+from stepjepa.models.architecture import evaluating, hidden_size, number_of_layers
 from stepjepa.models.encode import encode
 from stepjepa.models.encoded import Encoded, pool_readouts
 from stepjepa.models.first_layers import running_up_to
-from stepjepa.objectives.view_embeddings import ReadoutPlace, SideEmbeddings, ViewEmbeddings
+from stepjepa.objectives.view_embeddings import ALL_LAYERS, ReadoutPlace, SideEmbeddings, ViewEmbeddings
 from stepjepa.views.layouts import changes_text
 from stepjepa.views.sequences import Kind, Numbers, Readout, SampledRecord, TokenizedRecord, TokenSequence
 
@@ -128,10 +129,10 @@ def without_predictors(config: JepaConfig, pooling: Literal["last", "mean"]) -> 
 
 
 def at_place(config: JepaConfig, place: ReadoutPlace) -> JepaConfig:
-    """Return settings changed so that embeddings are read at a place."""
+    """Return settings changed so that embeddings are read at a place; of all layers they name the last one."""
     if not place.predictors:
         config = without_predictors(config, place.pooling)
-    return replace(config, jepa_layer=place.layer, pooling=place.pooling)
+    return replace(config, jepa_layer=-1 if place.layer == ALL_LAYERS else place.layer, pooling=place.pooling)
 
 
 @dataclass(frozen=True)
@@ -218,24 +219,25 @@ class ViewReader:
             for place, at_place in zip(places, vectors, strict=True)
         }
 
-    def side(self, tokenized: Sequence[TokenizedRecord], side: Kind) -> SideEmbeddings:
+    def side(self, tokenized: Sequence[TokenizedRecord], side: Kind, place: ReadoutPlace) -> SideEmbeddings:
         """Embed one view of each pair.
 
         Args:
             tokenized: records as tokens, each with a pair.
             side: the view.
+            place: where embeddings are read, of the views that the settings describe.
 
         Raises:
             UserError: an embedding is not finite.
         """
-        places, vectors = self._embed(tokenized, (side,), [self.place])
+        places, (vectors,) = self._embed(tokenized, (side,), [place])
         rows = np.concatenate([np.empty((0, 1), np.int64), *places.values()])[:, 0]
-        return SideEmbeddings(vectors[0, rows], *_rows(places))
+        return SideEmbeddings(vectors[rows], *_rows(places))
 
     def _embed(
         self, tokenized: Sequence[TokenizedRecord | None], sides: tuple[Kind, ...], read_at: Sequence[ReadoutPlace]
-    ) -> tuple[dict[int, Numbers], NDArray[np.float32]]:
-        """Compute the distinct embeddings ``[places, U, D]``, and their indices ``[pairs, sides]`` for each record.
+    ) -> tuple[dict[int, Numbers], list[NDArray[np.float32]]]:
+        """Compute the distinct embeddings ``[U, D]`` at each place, and the indices ``[pairs, sides]`` of each record.
 
         The indices are by the number of the record, ascending; a record without a pair has none.
         """
@@ -254,14 +256,16 @@ class ViewReader:
                         places[index][readout.pair, sides.index(readout.kind)] = distinct.number(sequence, readout)
         return places, self._states(replace(collator, laid_out=distinct.laid_out), read_at)
 
-    def _states(self, collator: _ReadoutCollator, places: Sequence[ReadoutPlace]) -> NDArray[np.float32]:
-        """Compute the embeddings ``[places, U, D]`` of sequences at their readouts; UserError if one is not finite."""
+    def _states(self, collator: _ReadoutCollator, places: Sequence[ReadoutPlace]) -> list[NDArray[np.float32]]:
+        """Compute the embeddings ``[U, D]`` of sequences at each place; UserError if one is not finite."""
+        of_place = [place.layers(number_of_layers(self.model)) for place in places]
+        poolings = [place.pooling for place, read in zip(places, of_place, strict=True) for _ in read]
 
         def views(encoded: Encoded) -> dict[str, Tensor]:
-            read = zip(layers, places, strict=True)
-            return {"views": torch.stack([self._pooled(encoded, layer, place.pooling) for layer, place in read])}
+            read = zip(layers, poolings, strict=True)
+            return {"views": torch.stack([self._pooled(encoded, layer, pooling) for layer, pooling in read])}
 
-        vectors = np.empty((len(places), len(collator.laid_out), hidden_size(self.model)), np.float32)
+        vectors = np.empty((len(poolings), len(collator.laid_out), hidden_size(self.model)), np.float32)
         record = TokenizedRecord(np.empty(0, np.int32), np.empty(0, np.int32))
         trees = collator
         # Plain rows of similar lengths in one pass: short sequences gain more by it than by a shared beginning.
@@ -269,7 +273,7 @@ class ViewReader:
         with (
             torch.no_grad(),
             evaluating(self.model),
-            running_up_to(self.model, [place.layer for place in places]) as layers,
+            running_up_to(self.model, [layer for read in of_place for layer in read]) as layers,
             naming_batch_size(self.batch_size),
         ):
             groups = micro_batches(collator.laid_out, self.batch_size)
@@ -281,7 +285,8 @@ class ViewReader:
                 vectors[:, group.indices] = states.float().cpu().numpy()
         if not np.isfinite(vectors).all():
             raise UserError("some embeddings are not finite; the model's numbers overflow: try `dtype float32`")
-        return vectors
+        ends = [0, *accumulate(len(read) for read in of_place)]
+        return [_side_by_side(vectors[start:end]) for start, end in pairwise(ends)]
 
     def _pooled(self, encoded: Encoded, layer: int, pooling: str) -> Tensor:
         """Return the embeddings ``[R, D]`` of a micro-batch at one place."""
@@ -289,6 +294,12 @@ class ViewReader:
         if pooling == "last" and self.config.pooling == "mean":
             return states[encoded.batch.readouts("source").last]
         return pool_readouts(states, encoded.batch, "source")
+
+
+def _side_by_side(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return ``[U, layers * D]`` of vectors ``[layers, U, D]`` of some layers; those of one layer are not copied."""
+    layers, rows, dimensions = vectors.shape
+    return vectors.swapaxes(0, 1).reshape((rows, layers * dimensions))
 
 
 class MicroBatch(NamedTuple):

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.base.counting import counted
 
+ALL_LAYERS: Final = "all"
+"""The layer of a place where the embeddings of all layers are read, one behind the other as one vector."""
+
 
 class ReadoutPlace(NamedTuple):
     """Where an embedding is read.
 
     Attributes:
-        layer: index in transformers' ``hidden_states``; 0 is the input embeddings, -1 the last.
+        layer: index in transformers' ``hidden_states``; 0 is the input embeddings, -1 the last. ``all`` joins those of
+            all layers to one vector.
         pooling: ``last`` token or ``mean`` of the tokens.
         predictors: read views as in training, with predictor tokens if it had any; False reads the texts alone.
     """
 
-    layer: int
+    layer: int | Literal["all"]
     pooling: Literal["last", "mean"]
     predictors: bool = True
 
     @property
     def words(self) -> str:
         """The place in words."""
-        return f"layer {self.layer}, pooling {self.pooling}{'' if self.predictors else ', without predictor tokens'}"
+        layer = "all layers" if self.layer == ALL_LAYERS else f"layer {self.layer}"
+        return f"{layer}, pooling {self.pooling}{'' if self.predictors else ', without predictor tokens'}"
+
+    def layers(self, last: int) -> Sequence[int]:
+        """Return the layers that are read, of a model whose last one is ``last``."""
+        return range(last + 1) if self.layer == ALL_LAYERS else [self.layer]
 
 
 @dataclass(frozen=True)

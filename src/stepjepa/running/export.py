@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,7 +180,9 @@ def _readout(reading: ReadingSettings, jepa: Jepa) -> EmbedOptions:
 
     if reading.linear_map is None:
         return reading.options
-    fit: Callable[..., Fitted] = fit_projection_heads if reading.projection_heads else fit_linear_map
+    # The modules of sentence-transformers read one layer.
+    heads = partial(fit_projection_heads, all_layers=False)
+    fit: Callable[..., Fitted] = heads if reading.projection_heads else fit_linear_map
     records = read_records(reading.linear_map)
     with raising_user_errors():
         fitted = fit(jepa, records, layer=reading.layer, pooling=reading.pooling, batch_size=reading.batch_size)

@@ -94,6 +94,7 @@ class _MappedRanking(_Ranking):
     records: int | None = None
     fit: str | None = None
     every_layer: bool | None = None
+    all_layers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +298,8 @@ def _describe_map_records(summary: _Summary, of_map: str, has_views: bool) -> st
 
     The same file has the same description under any folder. A linear map without a ``fit`` is of a version that tried
     ridge regression alone; one without ``every_layer`` of a version that read a model with a JEPA objective in one
-    place, which is no fair comparison with one without.
+    place, which is no fair comparison with one without. Projection heads without ``all_layers`` are of a version that
+    tried single layers alone.
     """
     mapped = _behind(summary, of_map)
     if mapped is None:
@@ -309,6 +311,8 @@ def _describe_map_records(summary: _Summary, of_map: str, has_views: bool) -> st
     fits = ", by ridge regression alone" if mapped.fit is None and of_map == "linear_map" else ""
     every_layer = not has_views if mapped.every_layer is None else mapped.every_layer
     places = "" if every_layer else ", read in one place alone"
+    if every_layer and of_map == "projection_heads" and not mapped.all_layers:
+        places = ", read in single layers alone"
     return f"{records} of {Path(mapped.file).name}{content}{fits}{places}"
 
 
