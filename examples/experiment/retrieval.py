@@ -88,10 +88,10 @@ def embed_everywhere(
         By layer and pooling, the sources and targets.
     """
     config = JepaConfig(mode="llm-jepa", predictors=0, layout=layout, pooling="mean")
-    places = [ReadoutPlace(layer, pooling) for layer, pooling in product(layers, POOLINGS)]
+    places = {(layer, pooling): ReadoutPlace(layer, pooling) for layer, pooling in product(layers, POOLINGS)}
     embedder = pair_embedder(model, tokenizer, config, 64 if model.device.type == "cpu" else 256)
-    embedded = embedder.at(records, places)
-    return {(place.layer, place.pooling): (pairs.source, pairs.target) for place, pairs in embedded.items()}
+    embedded = embedder.at(records, [*places.values()])
+    return {name: (embedded[place].source, embedded[place].target) for name, place in places.items()}
 
 
 def centre(matrix: Matrix, readout: Readout) -> Matrix:
