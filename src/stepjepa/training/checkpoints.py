@@ -137,12 +137,12 @@ class CheckpointingTrainer(Trainer):
         saving.check_loaded_weights(self.model, load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load them as Trainer does, with the settings of this launch; then the averaged weights, after the model."""
-        self.resume.checkpoint = None if checkpoint is None else Path(checkpoint)
-        settings = [] if checkpoint is None else saving.settings_of(self.optimizer)
+        """Load them as Trainer does, with what this launch changes; then the averaged weights, after the model."""
+        if checkpoint is not None:
+            self.resume.begin(Path(checkpoint))
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            saving.apply_settings(settings, self.optimizer, self.lr_scheduler)
+            self.resume.apply_settings()
             if self.ema is not None:
                 self.ema.load(checkpoint)
             self.meter.num_tokens = float(self.state.num_input_tokens_seen)

@@ -53,7 +53,9 @@ class SavedWithCheckpoint(Protocol):
 class OpenLogLine(SavedWithCheckpoint, Protocol):
     """The part of ``resuming.ResumeCallback`` that checkpoints use."""
 
-    checkpoint: Path | None
+    def begin(self, checkpoint: Path) -> None: ...
+
+    def apply_settings(self) -> None: ...
 
 
 class AveragedWeights(SavedWithCheckpoint, Protocol):

@@ -101,7 +101,7 @@ PARTS = (
     _overridden(
         "_load_optimizer_and_scheduler",
         "checkpoint",
-        "settings of this launch replace those of the checkpoint, and averaged weights are loaded",
+        "settings that this launch changes replace those of the checkpoint, and averaged weights are loaded",
     ),
     _overridden("_push_from_checkpoint", "checkpoint_folder", "it would upload a folder that is about to be renamed"),
     PrivatePart(

@@ -1,7 +1,8 @@
 """Restore the state of a resumed run that transformers loses: the sums of an open log line, the best checkpoint.
 
 Without it the next log line would cover only the steps since the resume, and the path of the best checkpoint would be
-relative to the folder and the working directory of the launch that saved it.
+relative to the folder and the working directory of the launch that saved it. What the user changes of the optimizer's
+settings would have no effect.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
 from stepjepa.base.files import json_or_empty
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
+from stepjepa.training.group_settings import StartSettings, apply_settings
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
@@ -25,17 +28,29 @@ BestBy = tuple[str, bool] | None
 
 
 class ResumeCallback(TrainerCallback):
-    """Saves the sums of an open log line with each checkpoint, and restores them when training begins.
+    """Saves the sums of an open log line and the optimizer's first settings with each checkpoint, and restores them.
 
     Attributes:
-        checkpoint: the checkpoint that this launch resumes; None for a new run.
         first_step: the step after which ``train_loss`` is averaged.
     """
 
     def __init__(self, trainer: TrainerInterface) -> None:
         self._trainer = trainer
-        self.checkpoint: Path | None = None
+        self._start_settings = StartSettings()
+        self._checkpoint: Path | None = None  # that the launch which begins resumes
         self.first_step = 0
+
+    def begin(self, checkpoint: Path) -> None:
+        """Begin a launch that resumes a checkpoint, whose optimizer is not loaded yet."""
+        self._checkpoint = checkpoint
+        self._start_settings.of(self._trainer.optimizer)
+
+    def apply_settings(self) -> None:
+        """Apply what this launch changes of the settings of the optimizer, whose state has been loaded."""
+        assert self._checkpoint is not None
+        trainer, before = self._trainer, _saved(self._checkpoint).get("start_settings")
+        settings = self._start_settings.of(trainer.optimizer)
+        apply_settings(settings, before, trainer.optimizer, trainer.lr_scheduler)
 
     def _file(self, folder: Path) -> Path:
         """Return the file of this process in a checkpoint folder."""
@@ -52,6 +67,7 @@ class ResumeCallback(TrainerCallback):
             "logged_step": trainer._globalstep_last_logged,
             "first_step": self.first_step,
             "best_by": _metric(trainer.args),
+            "start_settings": self._start_settings.of(trainer.optimizer),
             "meter": trainer.meter.state(),
         }
         torch.save(state, self._file(folder))
@@ -61,12 +77,15 @@ class ResumeCallback(TrainerCallback):
     ) -> None:
         """Restore the open log line, the path of the best checkpoint, and how often this launch logs and saves."""
         self.first_step = state.global_step
-        if self.checkpoint is None:
+        self._start_settings.of(self._trainer.optimizer)
+        # A further call of ``train`` resumes nothing.
+        checkpoint, self._checkpoint = self._checkpoint, None
+        if checkpoint is None:
             return
         # The state of the checkpoint holds the logging_steps, eval_steps and save_steps of its own launch.
         state.compute_steps(args, state.max_steps)
-        self._restore_log_line(self._file(self.checkpoint))
-        self._find_best(args, state, self.checkpoint)
+        self._restore_log_line(self._file(checkpoint))
+        self._find_best(args, state, checkpoint)
 
     def _restore_log_line(self, file: Path) -> None:
         """Restore the sums of the open log line from a checkpoint's file.
@@ -122,12 +141,15 @@ def _metric(args: TrainingArguments) -> BestBy:
 
 def _recorded_metric(checkpoint: Path, args: TrainingArguments) -> BestBy:
     """Return the metric by which the best checkpoint in the state of ``checkpoint`` was chosen."""
-    # The file of any process will do: all hold the same metric, and this process may not have saved one.
-    files = sorted(checkpoint.glob("log_line_*.pt"))
-    if not files:
-        return _metric(args)
-    by = torch.load(files[0], map_location="cpu", weights_only=True).get("best_by", _metric(args))
+    by = _saved(checkpoint).get("best_by", _metric(args))
     return None if by is None else tuple(by)
+
+
+def _saved(checkpoint: Path) -> JsonObject:
+    """Return what a checkpoint holds beside the open log line of a process; empty for one of an early version."""
+    # The file of any process will do: all hold the same, and this process may not have saved one.
+    files = sorted(checkpoint.glob("log_line_*.pt"))
+    return torch.load(files[0], map_location="cpu", weights_only=True) if files else {}
 
 
 def _choose_best(args: TrainingArguments, state: TrainerState, folders: Sequence[Path]) -> None:

@@ -8,10 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.optim.lr_scheduler import LambdaLR
-
 from stepjepa.base.files import naming_disk_errors
-from stepjepa.base.json_object import JsonObject
 from stepjepa.models.architecture import load_heads, save_heads, split_state, without_heads
 from stepjepa.models.generation_settings import save_generation_config
 from stepjepa.models.weights import missing_of_adapter
@@ -30,8 +27,6 @@ from stepjepa.training.interface import SavingTrainer
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
     from transformers import PreTrainedModel
 
 
@@ -159,42 +154,3 @@ def check_adapter_weights(model: PreTrainedModel, checkpoint: Path) -> None:
     is_adapter = hasattr(model, "peft_config") and (checkpoint / "adapter_model.safetensors").is_file()
     if is_adapter and (lost := missing_of_adapter(model, checkpoint)):
         raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
-
-
-def settings_of(optimizer: Optimizer | None) -> list[JsonObject]:
-    """Return the hyperparameters of each parameter group of an optimizer."""
-    groups = getattr(optimizer, "param_groups", ())
-    return [{name: value for name, value in group.items() if name != "params"} for group in groups]
-
-
-def apply_settings(settings: list[JsonObject], optimizer: Optimizer | None, schedule: LRScheduler | None) -> None:
-    """Override the hyperparameters that an optimizer and its schedule loaded from a checkpoint by those of this launch.
-
-    Without this a changed learning rate would have no effect, and the first step of a run that was made longer would
-    have the rate of the last, shorter schedule: 0 behind its end.
-
-    Args:
-        settings: :func:`settings_of` the optimizer before the checkpoint was loaded.
-        optimizer: the optimizer with the loaded state.
-        schedule: the schedule with the loaded state.
-
-    Raises:
-        ValueError: the learning rate changes, and the schedule is of a class whose rate can't be changed.
-    """
-    groups = getattr(optimizer, "param_groups", ())
-    old, rates = (
-        [float(group.get("initial_lr", group["lr"])) for group in param_groups] for param_groups in (groups, settings)
-    )
-    for group, values in zip(groups, settings, strict=True):
-        group.update({name: value for name, value in values.items() if name != "lr"})
-    inner = getattr(schedule, "scheduler", schedule)
-    if not isinstance(inner, LambdaLR):
-        if rates == old:
-            return
-        raise ValueError(
-            f"expected the learning rate {old[0]} of the checkpoint, which the schedule keeps; got {rates[0]}"
-        )
-    inner.base_lrs = list(rates)
-    inner._last_lr = [rate * factor(inner.last_epoch) for rate, factor in zip(rates, inner.lr_lambdas, strict=True)]
-    for group, rate in zip(groups, inner._last_lr, strict=True):
-        group["lr"] = rate
