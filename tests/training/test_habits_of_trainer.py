@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,8 @@ def test_schedule_free_optimizers_are_evaluated_with_their_own_weights(tmp_path:
     optimizer = ScheduleFree(model.parameters(), lr=0.1)
     more = {"eval_dataset": tiny.records(), "eval_strategy": "steps", "eval_steps": 1}
     make_trainer(tmp_path, tiny_tokenizer, model=model, optimizers=(optimizer, None), **more).train()
-    assert calls == ["train", "eval"] * 2
+    # A second switch to the same weights changes nothing.
+    assert [name for name, _ in itertools.groupby(calls)] == ["train", "eval"] * 2
 
 
 @pytest.mark.parametrize("encoding", ["tree", "rows"])

@@ -14,9 +14,12 @@ from stepjepa.store.hub import creating_repository
 from stepjepa.store.record import write_record
 from stepjepa.training import saving
 from stepjepa.training.draft_card import draft_card
+from stepjepa.training.optimizers import use_evaluation_weights
 from stepjepa.training.recorded_objective import record_elsewhere
 
 if TYPE_CHECKING:
+    from transformers.trainer_utils import TrainOutput
+
     from stepjepa.training.interface import AveragedWeights, MeterInterface, OpenLogLine, WeightGuard
 
 
@@ -45,12 +48,14 @@ class CheckpointingTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model as Trainer does, but atomically and with checksums.
 
-        A folder that is not the run folder also gets a record of the objective, by which embeddings are read.
+        A folder that is not the run folder also gets a record of the objective, by which embeddings are read. With a
+        schedule-free optimizer the weights are those of evaluation.
 
         Raises:
             UserError: another run was trained in the folder, with other settings.
         """
         folder = Path(output_dir or str(self.args.output_dir))
+        use_evaluation_weights(self.optimizer)
         if self._part is not None:
             super().save_model(str(folder), _internal_call=True)
             return
@@ -96,8 +101,10 @@ class CheckpointingTrainer(Trainer):
         return super()._get_output_dir(trial) if self._part is None else str(self._part)
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
-        """Save a checkpoint as Trainer does, but atomically."""
+        """Save a checkpoint as Trainer does, but atomically, with the weights of evaluation."""
         self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
+        # Now, so that those are checked.
+        use_evaluation_weights(self.optimizer)
         self.guard.check_weights(self.state.global_step)
         with saving.atomic_checkpoint(self) as part:
             self._part = part
@@ -105,6 +112,12 @@ class CheckpointingTrainer(Trainer):
                 super()._save_checkpoint(model, trial)
             finally:
                 self._part = None
+
+    def _finalize_training(self, trial: object, num_train_samples: int, start_time: float) -> TrainOutput:
+        """End the training as Trainer does, with the weights of evaluation."""
+        # Now, since a switch would change the weights of the best checkpoint, which are loaded next.
+        use_evaluation_weights(self.optimizer)
+        return super()._finalize_training(trial, num_train_samples, start_time)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save the model and, in separate files, the heads; ``save_model`` calls this.

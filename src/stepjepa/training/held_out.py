@@ -21,6 +21,7 @@ from stepjepa.objectives.term import Context
 from stepjepa.store.metric_names import UNNAMED
 from stepjepa.training.held_out_sets import EvalData
 from stepjepa.training.interface import TrainerInterface
+from stepjepa.training.optimizers import use_evaluation_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerControl
@@ -74,9 +75,7 @@ def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, fl
     objective, context = trainer.objective, trainer.context(training=False)
     model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
     window, counts = MetricWindow(), dict.fromkeys(objective.names, 0.0)
-    if callable(switch := getattr(trainer.optimizer, "eval", None)):
-        # Schedule-free optimizers have other weights for evaluation; the next training step switches back.
-        switch()
+    use_evaluation_weights(trainer.optimizer)
     with evaluating(model):
         for batch in micro_batches(trainer, prepared):
             # The Trainer wraps the model for mixed precision when training begins, which may be later.

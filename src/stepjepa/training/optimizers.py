@@ -1,4 +1,4 @@
-"""Optimizers and schedules that a ``JepaTrainer`` has in place of those of its arguments: checked and described."""
+"""Optimizers and schedules that a ``JepaTrainer`` has in place of those of its arguments: checks, description, mode."""
 
 from __future__ import annotations
 
@@ -45,6 +45,15 @@ def check_optimizer(optimizer: Optimizer | None, model: nn.Module, before: set[n
             f"optimizers: the optimizer lacks weights that the objective adds to the model, such as {added[0]}; "
             f"optimizer_cls_and_kwargs=({type(optimizer).__name__}, {{'lr': ...}}) makes one of all that is trained"
         )
+
+
+def use_evaluation_weights(optimizer: object) -> None:
+    """Switch an optimizer that has other weights for evaluation, as schedule-free ones do, to those.
+
+    Trainer switches back at the next micro-batch of training.
+    """
+    if callable(switch := getattr(optimizer, "eval", None)):
+        switch()
 
 
 def own_settings(trainer: Any, *, optimizer: bool, schedule: bool) -> JsonObject:

@@ -94,6 +94,11 @@ PARTS = (
     _overridden("_get_grad_norm", "model grad_norm", "the norm is looked at before a step; no hook is given it"),
     _overridden("_get_output_dir", "trial", "a checkpoint is written into a temporary folder, which is then renamed"),
     _overridden("_save_checkpoint", "model trial", "the same; `on_save` comes after old checkpoints are deleted"),
+    _overridden(
+        "_finalize_training",
+        "trial num_train_samples start_time",
+        "weights of evaluation come before those of the best checkpoint; no hook is between the last step and these",
+    ),
     _overridden("_save", "output_dir state_dict", "heads of terms are saved in files of their own"),
     _overridden("_load_from_checkpoint", "resume_from_checkpoint model", "heads of terms are loaded from their files"),
     _overridden("_load_best_model", "", "the same for the best checkpoint, and its averaged weights"),
