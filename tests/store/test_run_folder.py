@@ -30,7 +30,8 @@ def make(folder: Path) -> Path:
     for name in ("model.safetensors", "optimizer.pt", "trainer_state.json", "shards/rank0.bin"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(f"{name} of {folder.name}".encode())
-    write_json(folder / "trainer_state.json", {"global_step": int(folder.name.partition("-")[2] or 0)})
+    digits = "".join(filter(str.isdecimal, folder.name))
+    write_json(folder / "trainer_state.json", {"global_step": int(digits or 0)})
     write_checksums(folder)
     return folder
 
@@ -225,6 +226,18 @@ def test_the_oldest_checkpoints_are_removed_and_nothing_of_the_users(
     # What transformers leaves where there are no copies.
     rotate_checkpoints(theirs, limit, best and f"{theirs}/checkpoint-{best}")
     assert sorted(path.name for path in Path(theirs).iterdir()) == numbered
+
+
+@pytest.mark.parametrize(("best", "left"), [(4, [4]), (6, [6]), (None, [6]), (7, [6])])
+def test_of_a_finished_run_with_limit_1_the_best_checkpoint_is_left(
+    best: int | None, left: list[int], tmp_path: Path
+) -> None:
+    for name in ("checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-6-good"):
+        make(tmp_path / name)
+    # One in another folder is not among them.
+    remove_old_checkpoints(tmp_path, 1, best and str(tmp_path / f"checkpoint-{best}"), finished=True)
+    names = [*(f"checkpoint-{number}" for number in left), "checkpoint-6-good"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_the_fault_of_a_checkpoint_that_may_not_be_read_is_that(

@@ -176,6 +176,29 @@ def test_another_metric_chooses_among_the_checkpoints_that_are_there(
     assert changes["metric_for_best_model"].mixed and "resumed with another metric_for_best_model" in said.out
 
 
+@pytest.mark.parametrize(("limit", "left"), [(1, [BEST]), (2, [BEST, STEPS])])
+def test_a_limit_removes_no_folder_of_the_users_at_the_end(
+    limit: int, left: list[int], tmp_path: Path, trained_tokenizer: Any
+) -> None:
+    """With limit 1 Trainer removes all but the best, and everything whose name begins like that of a checkpoint."""
+    mine = [tmp_path / name for name in ("checkpoint-1-good", "checkpoint-7.bak", "old-checkpoint-3")]
+
+    class Copied(TrainerCallback):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            for folder in mine:
+                folder.mkdir(exist_ok=True)
+                (folder / "model.safetensors").touch()
+
+    run = trainer(tmp_path, trained_tokenizer, STEPS, save_total_limit=limit)
+    run.add_callback(Copied())
+    run.train()
+    assert all((folder / "model.safetensors").is_file() for folder in mine)
+    folders = {*tmp_path.glob("*checkpoint-*")} - {*mine}
+    assert sorted(path.name for path in folders) == [f"checkpoint-{step}" for step in left]
+    assert is_checkpoint(run, tmp_path / f"checkpoint-{BEST}")
+    assert run.args.save_total_limit == limit
+
+
 @pytest.mark.slow
 def test_a_better_step_that_was_not_saved_is_remembered_when_resumed(tmp_path: Path, trained_tokenizer: Any) -> None:
     """As in a run that was not interrupted: no later checkpoint is the best unless it is better than that step."""

@@ -189,14 +189,22 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(numbered, key=_number, reverse=True)
 
 
-def remove_old_checkpoints(folder: Path, limit: int | None, best: str | None) -> None:
+def remove_old_checkpoints(folder: Path, limit: int | None, best: str | None, *, finished: bool = False) -> None:
     """Remove the oldest checkpoints of a run above ``limit``, never the newest, nor the ``best``; all stay without it.
 
     By step: a clock that was ahead would make every new checkpoint the oldest. Folders of other names, such as a copy
     ``checkpoint-100-good``, are the user's: transformers' own function removes them, too.
+
+    Args:
+        folder: the run folder.
+        limit: how many stay; None or 0 for all.
+        best: the best checkpoint; None for none.
+        finished: no launch will resume the newest, so that the best one is enough.
     """
     numbered = checkpoints(folder)
-    kept = {*numbered[:1], *(path for path in numbered if best is not None and path == Path(best))}
+    kept = {path for path in numbered if best is not None and path == Path(best)}
+    if not (finished and kept):
+        kept |= {*numbered[:1]}
     surplus = len(numbered) - max(limit or len(numbered), len(kept))
     for path in [path for path in reversed(numbered) if path not in kept][: max(surplus, 0)]:
         shutil.rmtree(path, ignore_errors=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from transformers import Trainer
 
-from stepjepa.store.folder import save_atomically
+from stepjepa.store.folder import remove_old_checkpoints, save_atomically
 from stepjepa.store.hub import creating_repository
 from stepjepa.store.record import write_record
 from stepjepa.training import saving
@@ -114,10 +114,19 @@ class CheckpointingTrainer(Trainer):
                 self._part = None
 
     def _finalize_training(self, trial: object, num_train_samples: int, start_time: float) -> TrainOutput:
-        """End the training as Trainer does, with the weights of evaluation."""
+        """End the training as Trainer does, with the weights of evaluation; of folders remove only the run's own."""
         # Now, since a switch would change the weights of the best checkpoint, which are loaded next.
         use_evaluation_weights(self.optimizer)
-        return super()._finalize_training(trial, num_train_samples, start_time)
+        # With limit 1 Trainer would also remove folders of the user's.
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            result: TrainOutput = super()._finalize_training(trial, num_train_samples, start_time)
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save and limit == 1:
+            best = self.state.best_model_checkpoint
+            remove_old_checkpoints(Path(str(self.args.output_dir)), limit, best, finished=True)
+        return result
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save the model and, in separate files, the heads; ``save_model`` calls this.

@@ -97,7 +97,7 @@ PARTS = (
     _overridden(
         "_finalize_training",
         "trial num_train_samples start_time",
-        "weights of evaluation come before those of the best checkpoint; no hook is between the last step and these",
+        "weights of evaluation come before those of the best checkpoint; old checkpoints are removed, not the user's",
     ),
     _overridden("_save", "output_dir state_dict", "heads of terms are saved in files of their own"),
     _overridden("_load_from_checkpoint", "resume_from_checkpoint model", "heads of terms are loaded from their files"),
