@@ -12,6 +12,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.store.record import (
+    FURTHER_CALL,
     Change,
     Fingerprints,
     Launch,
@@ -24,7 +25,7 @@ from stepjepa.store.record import (
     read_record,
     write_record,
 )
-from stepjepa.store.resume import FURTHER_CALL, FinishedError, launch_settings, resumed_launches
+from stepjepa.store.resume import FinishedError, launch_settings, resumed_launches
 
 TRAINING = {"learning_rate": 2e-5, "optim": "adamw_torch", "lr_scheduler_type": "linear", "weight_decay": 0.0}
 TRAINING |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bf16": False}
@@ -262,6 +263,14 @@ def test_further_calls_of_train_number_their_checkpoints_anew(tmp_path: Path) ->
     write_record(tmp_path, replace(make(), launches=[launch_of(make(), 0, 5), launch_of(make(), 5, 10, anew)]))
     *before, _ = resumed_launches(tmp_path, saved(tmp_path, 5), make(), allow_changes=False, say=print)
     assert [each.to_step for each in before] == [5, 10]
+    # A checkpoint says since this version how many steps came before those of its call.
+    output: list[str] = []
+    for steps_before, step, to_steps in ((5, 3, [5, 8]), (0, 5, [5, 5]), (0, 2, [2, 2])):
+        now = {"allow_changes": False, "say": output.append, "steps_before": steps_before}
+        *before, _ = resumed_launches(tmp_path, saved(tmp_path, step), make(), **now)
+        assert [each.to_step for each in before] == to_steps
+    lost = "the call of train that began at step 5 had saved no checkpoint"
+    assert output == [f"{lost}: checkpoint-{step} of the call before is resumed" for step in (5, 2)]
 
 
 def test_a_finished_run_is_not_resumed_unless_it_is_longer_now(tmp_path: Path) -> None:

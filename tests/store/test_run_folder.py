@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from transformers.trainer_utils import rotate_checkpoints
+from huggingface_hub.utils import filter_repo_objects
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
@@ -18,7 +19,9 @@ from stepjepa.store.folder import (
     move_into_place,
     open_run_folder,
     remove_old_checkpoints,
+    run_folder_of,
     save_atomically,
+    set_checkpoints_aside,
     write_checksums,
 )
 from stepjepa.store.record import remove_start
@@ -226,6 +229,51 @@ def test_the_oldest_checkpoints_are_removed_and_nothing_of_the_users(
     # What transformers leaves where there are no copies.
     rotate_checkpoints(theirs, limit, best and f"{theirs}/checkpoint-{best}")
     assert sorted(path.name for path in Path(theirs).iterdir()) == numbered
+
+
+def test_checkpoints_of_earlier_calls_are_ordered_by_call_and_never_written_over(tmp_path: Path) -> None:
+    for step, call in ((10, 1), (9, 2), (3, 3)):
+        make(tmp_path / f"checkpoint-{step}")
+        # The number of a call whose checkpoints are there is not taken again.
+        assert set_checkpoints_aside(tmp_path, 1) == [tmp_path / f"checkpoint-{step}-of-call-{call}"]
+        assert not checkpoints(tmp_path)
+    make(tmp_path / "checkpoint-2")
+    copy = make(tmp_path / "checkpoint-2-of-call-1.bak")
+    for limit, left in ((4, "10-of-call-1 9-of-call-2 3-of-call-3 2"), (3, "9-of-call-2 3-of-call-3 2"), (1, "2")):
+        remove_old_checkpoints(tmp_path, limit, None)
+        assert {*tmp_path.iterdir()} == {copy, *(tmp_path / f"checkpoint-{name}" for name in left.split())}
+
+
+def test_a_kill_among_the_checkpoints_of_an_earlier_call_leaves_its_newest_one_to_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (2, 4, 10):
+        make(tmp_path / f"checkpoint-{step}")
+    rename, renamed = Path.rename, list[Path]()
+
+    def killed_after_the_second(path: Path, target: Path) -> Path:
+        if len(renamed) == 2:
+            raise KeyboardInterrupt
+        renamed.append(path)
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed_after_the_second)
+        set_checkpoints_aside(tmp_path, 1)
+    assert open_run_folder(str(tmp_path), "last")[1] == str(tmp_path / "checkpoint-10")
+
+
+def test_checkpoints_of_earlier_calls_belong_to_their_run_and_are_not_uploaded(tmp_path: Path) -> None:
+    make(tmp_path / "checkpoint-7")
+    (moved,) = set_checkpoints_aside(tmp_path, 1)
+    assert run_folder_of(moved) == tmp_path
+    # What Trainer.push_to_hub leaves out.
+    files = [file.relative_to(tmp_path).as_posix() for file in moved.iterdir()]
+    assert files and not [*filter_repo_objects(files, ignore_patterns=["_*", f"{PREFIX_CHECKPOINT_DIR}-*"])]
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="checkpoint-7-of-call-1: is of an earlier call of train; name another"):
+        open_run_folder(str(tmp_path), str(moved))
+    assert open_run_folder(str(tmp_path.with_name("new")), str(moved))[1] == str(moved)
 
 
 @pytest.mark.parametrize(("best", "left"), [(4, [4]), (6, [6]), (None, [6]), (7, [6])])

@@ -4,11 +4,13 @@ run.json         the run record, see ``record.RunRecord``
 metrics.jsonl    one line per log line, drawn in metrics.png
 tensorboard/     the same for TensorBoard, where it is a tracker of the run
 checkpoint-N/    transformers' checkpoints
+checkpoint-N-of-call-K/    those of an earlier call of ``JepaTrainer.train``
 model.safetensors or adapter_model.safetensors, tokenizer ... the trained model
 """
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -72,6 +74,12 @@ _SAVED = (
 """Patterns of the files that a run writes when it saves its model, without the model card: ``hub.write_card`` leaves
 one of the user's own as it is."""
 
+_EARLIER = re.compile("checkpoint-([0-9]+)-of-call-([0-9]+)")
+"""Names of the checkpoints of earlier calls of ``JepaTrainer.train``, with the numbers of step and call.
+
+They begin like those of other checkpoints, which no upload of transformers takes.
+"""
+
 PART = ".saving"
 """Folder inside a run folder for files that are still being written."""
 
@@ -113,6 +121,7 @@ def open_run_folder(
     else:
         if resume is not None and choice != "auto":
             checkpoint = Path(resume)
+            check_is_of_last_call(checkpoint, folder)
             _check_named(checkpoint, checkpoints(folder))
             is_run = is_run or checkpoint.resolve().parent == folder.resolve()
         if is_main_process() and folder.exists() and not (checkpoint and is_run) and _contents(folder, own):
@@ -177,6 +186,15 @@ def _check_named(checkpoint: Path, in_run: Sequence[Path]) -> None:
         raise UserError(f"is older than {in_run[0].name}; move that elsewhere, or pass 'last'", path=checkpoint)
 
 
+def check_is_of_last_call(checkpoint: Path, folder: Path) -> None:
+    """Raise ``UserError`` for a checkpoint of an earlier call of ``train`` that is to be resumed in its run folder."""
+    if _EARLIER.fullmatch(checkpoint.name) and checkpoint.resolve().parent == folder.resolve():
+        raise UserError(
+            "is of an earlier call of train; name another `output_dir` to train on from it, or pass 'last'",
+            path=checkpoint,
+        )
+
+
 def _contents(folder: Path, but: Collection[str] = ()) -> list[Path]:
     """List the contents of a folder, without the remains of interrupted writes, and ``but`` those of some names."""
     contents = (path for path in folder.iterdir() if path.name not in but)
@@ -184,16 +202,41 @@ def _contents(folder: Path, but: Collection[str] = ()) -> list[Path]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """List the folders ``checkpoint-N`` of a run, complete or not, newest first."""
+    """List the folders ``checkpoint-N`` of a run, complete or not, newest first, without those of earlier calls."""
     numbered = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
     return sorted(numbered, key=_number, reverse=True)
+
+
+def _earlier_checkpoints(folder: Path) -> list[Path]:
+    """List the checkpoints of earlier calls of ``train``, newest first."""
+    numbered = {path: match for path in folder.glob("checkpoint-*") if (match := _EARLIER.fullmatch(path.name))}
+    return sorted(numbered, key=lambda path: (int(numbered[path][2]), int(numbered[path][1])), reverse=True)
+
+
+def set_checkpoints_aside(folder: Path, call: int) -> list[Path]:
+    """Rename the checkpoints of a run to those of an earlier call of ``train``; return the new ones, oldest first.
+
+    Args:
+        folder: the run folder.
+        call: the number of that call, from 1; a higher one is taken if the folder has checkpoints of this one.
+    """
+    calls = (int(path.name.rpartition("-")[2]) for path in _earlier_checkpoints(folder))
+    number = max(call, 1 + max(calls, default=0))
+    # The newest last: a launch after a kill in between resumes it.
+    return [path.rename(folder / f"{path.name}-of-call-{number}") for path in reversed(checkpoints(folder))]
+
+
+def of_same_call(checkpoint: Path, name: str) -> Path:
+    """Return the checkpoint beside another one that the same call of ``train`` saved under a name."""
+    match = _EARLIER.fullmatch(checkpoint.name)
+    return checkpoint.with_name(f"{name}-of-call-{match[2]}" if match else name)
 
 
 def remove_old_checkpoints(folder: Path, limit: int | None, best: str | None, *, finished: bool = False) -> None:
     """Remove the oldest checkpoints of a run above ``limit``, never the newest, nor the ``best``; all stay without it.
 
-    By step: a clock that was ahead would make every new checkpoint the oldest. Folders of other names, such as a copy
-    ``checkpoint-100-good``, are the user's: transformers' own function removes them, too.
+    By call and step: a clock that was ahead would make every new checkpoint the oldest. Folders of other names, such
+    as a copy ``checkpoint-100-good``, are the user's: transformers' own function removes them, too.
 
     Args:
         folder: the run folder.
@@ -201,7 +244,7 @@ def remove_old_checkpoints(folder: Path, limit: int | None, best: str | None, *,
         best: the best checkpoint; None for none.
         finished: no launch will resume the newest, so that the best one is enough.
     """
-    numbered = checkpoints(folder)
+    numbered = [*checkpoints(folder), *_earlier_checkpoints(folder)]
     kept = {path for path in numbered if best is not None and path == Path(best)}
     if not (finished and kept):
         kept |= {*numbered[:1]}

@@ -105,6 +105,10 @@ class Change:
         return f"{self.name}: {before} -> {now}"
 
 
+FURTHER_CALL = "schedule"
+"""Name of the change of a further call of ``train``, whose checkpoints are numbered from 1 again."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """One start of the run: by a command, or by a call of ``JepaTrainer.train``.
@@ -124,6 +128,11 @@ class Launch:
     def trained(self) -> bool:
         """Whether a step of it is part of the run."""
         return self.to_step > (self.from_step or 0)
+
+    @property
+    def is_further_call(self) -> bool:
+        """Whether it is a further call of ``train`` by the same trainer, with a schedule of its own."""
+        return any(change.name == FURTHER_CALL for change in self.changes)
 
     def __repr__(self) -> str:
         begin = "" if self.from_step is None else f"steps {self.from_step} "

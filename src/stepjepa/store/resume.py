@@ -84,6 +84,7 @@ def resumed_launches(
     allow_changes: bool,
     say: Callable[[str], None],
     refuse_finished: bool = True,
+    steps_before: int | None = None,
 ) -> list[Launch]:
     """Return the launches of a resumed run; the last one is that of ``now``, with its changes.
 
@@ -95,6 +96,7 @@ def resumed_launches(
         allow_changes: resume although the model, the data, their order or the objective have changed.
         say: is called with one line for each change.
         refuse_finished: raise an error for a finished run that would not become longer.
+        steps_before: steps of earlier calls of ``train`` before those of the checkpoint; None if it does not say so.
 
     Raises:
         UserError: the model, the data, their order or the objective have changed.
@@ -117,7 +119,11 @@ def resumed_launches(
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)
     if checkpoint is None:
         return [launch]
-    before = replace(before, launches=_launches_until(before.launches, _steps_of(checkpoint)))
+    before = replace(before, launches=_launches_until(before.launches, _steps_of(checkpoint), steps_before))
+    *_, last = before.launches or [launch]
+    if in_run_folder and last.is_further_call and not last.trained:
+        fault = f"the call of train that began at step {last.from_step} had saved no checkpoint"
+        say(f"{fault}: {Path(checkpoint).name} of the call before is resumed")
     changes += launch_changes(before, now)
     for change in changes:
         say(f"resumed with another {change}")
@@ -128,27 +134,25 @@ def resumed_launches(
     return [replace(launch, changes=[*inherited, *changes])]
 
 
-FURTHER_CALL = "schedule"
-"""Name of the change of a further call of ``train``, whose checkpoints are numbered from 1 again."""
-
-
 def _steps_of(checkpoint: str) -> int | None:
     """Return the number of steps after which a checkpoint was saved; None if it does not say so."""
     steps = json_or_empty(Path(checkpoint) / "trainer_state.json").get("global_step")
     return steps if isinstance(steps, int) else None
 
 
-def _launches_until(launches: Sequence[Launch], steps: int | None) -> list[Launch]:
+def _launches_until(launches: Sequence[Launch], steps: int | None, steps_before: int | None) -> list[Launch]:
     """Return the launches of a run, without the steps that a checkpoint lacks.
 
     A launch whose steps were all lost, since none of its checkpoints was saved, affects no weight of the run.
 
     Args:
         launches: those of the run record.
-        steps: number of steps of the checkpoint; None if it is not known.
+        steps: number of steps of the checkpoint, in its call of ``train``; None if it is not known.
+        steps_before: steps of earlier calls; None if they are not known.
     """
-    if steps is None or any(change.name == FURTHER_CALL for launch in launches for change in launch.changes):
+    if steps is None or (steps_before is None and any(launch.is_further_call for launch in launches)):
         return [*launches]
+    steps += steps_before or 0
     reached = [replace(launch, to_step=min(launch.to_step, steps)) for launch in launches]
     # The record may be older than the checkpoint, by a kill between the two.
     saved_by = max((at for at, launch in enumerate(launches) if (launch.from_step or 0) < steps), default=None)

@@ -19,7 +19,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ProgressCallback, TrainerCallback
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import append_jsonl, write_jsonl
+from stepjepa.base.files import append_jsonl, read_jsonl, write_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import note, spelled
@@ -154,10 +154,14 @@ class LogCallback(TrainerCallback):
         """
         self._warned = any(describe_collapse(line) for line in state.log_history)
         path = Path(args.output_dir) / METRICS_FILE
-        # A further call of ``train`` has a new history, and appends to the file.
-        if state.is_world_process_zero and path.exists() and not self._recorder.steps_before:
-            history = [{"step": line["step"], "epoch": line.get("epoch"), **line} for line in state.log_history]
-            write_jsonl(path, [*self._untrained, *history])
+        before = self._recorder.steps_before
+        if state.is_world_process_zero and path.exists():
+            # The history of a further call of ``train`` has its own lines alone. Half a line is left by a kill.
+            lines = read_jsonl(path, on_error=lambda error: None) if before else ()
+            earlier = [line for _, line in lines if line.get("step", 0) <= before]
+            first: JsonObject = {"step": 0, "epoch": None}
+            history = [first | line | {"step": before + line["step"]} for line in state.log_history]
+            write_jsonl(path, [*self._untrained, *earlier, *history])
         self._untrained.clear()
 
     def on_log(

@@ -20,7 +20,13 @@ from stepjepa.training.recorded_objective import record_elsewhere
 if TYPE_CHECKING:
     from transformers.trainer_utils import TrainOutput
 
-    from stepjepa.training.interface import AveragedWeights, MeterInterface, OpenLogLine, WeightGuard
+    from stepjepa.training.interface import (
+        AveragedWeights,
+        CallsOfTrain,
+        MeterInterface,
+        OpenLogLine,
+        WeightGuard,
+    )
 
 
 class CheckpointingTrainer(Trainer):
@@ -31,12 +37,14 @@ class CheckpointingTrainer(Trainer):
     Attributes:
         meter: the measurements of training; a checkpoint holds the number of tokens.
         guard: checks the weights before they are saved.
+        recorder: knows of earlier calls of ``train``, whose checkpoints are not overwritten.
         resume: saves and restores the open line of logs.
         ema: the averaged weights; None without.
     """
 
     meter: MeterInterface
     guard: WeightGuard
+    recorder: CallsOfTrain
     resume: OpenLogLine
     ema: AveragedWeights | None
 

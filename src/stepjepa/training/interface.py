@@ -51,11 +51,13 @@ class SavedWithCheckpoint(Protocol):
 
 
 class OpenLogLine(SavedWithCheckpoint, Protocol):
-    """The part of ``resuming.ResumeCallback`` that checkpoints use."""
+    """The part of ``resuming.ResumeCallback`` that checkpoints and the run record use."""
 
     def begin(self, checkpoint: Path) -> None: ...
 
     def apply_settings(self) -> None: ...
+
+    def steps_before(self, checkpoint: Path) -> int | None: ...
 
 
 class AveragedWeights(SavedWithCheckpoint, Protocol):
@@ -70,6 +72,14 @@ class WeightGuard(Protocol):
     def check_weights(self, step: int) -> None: ...
 
 
+class CallsOfTrain(Protocol):
+    """The part of ``recording.Recorder`` that checkpoints use: what came before this call of ``train``."""
+
+    steps_before: int
+
+    def set_checkpoints_aside(self) -> None: ...
+
+
 class SavingTrainer(Protocol):
     """Attributes of a trainer that the functions of ``saving`` use."""
 
@@ -80,6 +90,9 @@ class SavingTrainer(Protocol):
 
     @property
     def ema(self) -> SavedWithCheckpoint | None: ...
+
+    @property
+    def recorder(self) -> CallsOfTrain: ...
 
     @property
     def resume(self) -> SavedWithCheckpoint: ...
@@ -114,6 +127,9 @@ class TrainerInterface(SavingTrainer, Protocol):
 
     @property
     def meter(self) -> MeterInterface: ...
+
+    @property
+    def resume(self) -> OpenLogLine: ...
 
     def create_optimizer(self) -> Optimizer: ...
 

@@ -19,7 +19,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, json_or_empty
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Stopped
-from stepjepa.base.terminal import spelled
+from stepjepa.base.terminal import note, spelled
 from stepjepa.batch.dataset import Prepared
 from stepjepa.config.run import RunConfig
 from stepjepa.models.fingerprint import weights_fingerprint
@@ -28,17 +28,28 @@ from stepjepa.store.folder import (
     CONFIG_FILE,
     METRICS_FILE,
     RUN_FILE,
+    check_is_of_last_call,
     checkpoint_fault,
     checkpoints,
     foreign_error,
     foreign_file,
     open_run_folder,
+    set_checkpoints_aside,
 )
 from stepjepa.store.hub import write_card
 from stepjepa.store.metric_names import UNNAMED, named_metric
 from stepjepa.store.prompts import write_trained_prompts
-from stepjepa.store.record import Change, Fingerprints, Launch, Results, RunRecord, remove_start, write_record
-from stepjepa.store.resume import FURTHER_CALL, launch_settings, resumed_launches
+from stepjepa.store.record import (
+    FURTHER_CALL,
+    Change,
+    Fingerprints,
+    Launch,
+    Results,
+    RunRecord,
+    remove_start,
+    write_record,
+)
+from stepjepa.store.resume import launch_settings, resumed_launches
 from stepjepa.training.interface import TrainerInterface
 from stepjepa.training.optimizers import own_settings
 
@@ -74,7 +85,7 @@ class Recorder(TrainerCallback):
 
     Attributes:
         record: the run record as it was written last; None before training.
-        steps_before: optimizer steps of earlier calls of ``train`` by the same trainer.
+        steps_before: optimizer steps of earlier calls of ``train`` in the same run.
         began_metrics: whether the trainer has begun the file of metrics, by an evaluation before any training.
     """
 
@@ -85,6 +96,7 @@ class Recorder(TrainerCallback):
         self._fingerprints: Fingerprints | None = None
         self._started: float | None = None
         self._launched, self._own = 0.0, dict.fromkeys(_MADE_LATER, False)
+        self._earlier_call = 0  # number of the one whose checkpoints are in the way of those of a further call; 0: none
         self.record: RunRecord | None = None
         self.steps_before = 0
         self.began_metrics = False
@@ -128,6 +140,7 @@ class Recorder(TrainerCallback):
         if resume is True or str(resume).lower() in ("last", "true", "auto"):
             choice = "last" if resume is True else str(resume)
             return open_run_folder(str(self.folder), choice, self._say, saves=self._saves, own=self._own_files)[1]
+        check_is_of_last_call(Path(str(resume)), self.folder)
         # As in Trainer, newer checkpoints may exist.
         if fault := checkpoint_fault(Path(str(resume)), read_all=True):
             raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=str(resume))
@@ -189,7 +202,10 @@ class Recorder(TrainerCallback):
         now = replace(now, launches=[Launch(settings=settings, versions=now.versions, machine=now.machine)])
         if resumes:
             choices = {"allow_changes": allow_changes, "refuse_finished": refuse_finished}
-            now = replace(now, launches=resumed_launches(self.folder, checkpoint, now, say=self._say, **choices))
+            steps = 0 if checkpoint is None else self._trainer.resume.steps_before(Path(checkpoint))
+            launches = resumed_launches(self.folder, checkpoint, now, say=self._say, steps_before=steps, **choices)
+            now = replace(now, launches=launches)
+            self.steps_before, self._earlier_call = steps or 0, 0
         elif not first:
             now = self._further_call(now)
         self._started = self._started or started
@@ -235,9 +251,19 @@ class Recorder(TrainerCallback):
         assert self.record is not None
         *_, launch = now.launches
         self.steps_before = self.record.launches[-1].to_step
+        # A call that saved none leaves those of the call before it.
+        further = (launch.is_further_call and launch.trained for launch in self.record.launches)
+        self._earlier_call = self._earlier_call or 1 + sum(further)
         begun = f"begun anew at step {self.steps_before}"
         change = Change(name=FURTHER_CALL, before="as it was", now=begun, mixed=True)
         return replace(now, launches=[*self.record.launches, replace(launch, changes=[change])])
+
+    def set_checkpoints_aside(self) -> None:
+        """Rename the checkpoints of the call of ``train`` before, once a further one saves: its numbers begin at 1."""
+        call, self._earlier_call = self._earlier_call, 0
+        if call and (moved := set_checkpoints_aside(self.folder, call)):
+            names = ", ".join(path.name for path in moved)
+            note(f"the checkpoints of the call of train before are {names} now; checkpoint-N are those of this one")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

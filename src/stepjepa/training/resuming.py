@@ -7,7 +7,6 @@ settings would have no effect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from stepjepa.base.files import json_or_empty
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
+from stepjepa.store.folder import of_same_call
 from stepjepa.training.group_settings import StartSettings, apply_settings
 from stepjepa.training.interface import TrainerInterface
 
@@ -52,6 +52,11 @@ class ResumeCallback(TrainerCallback):
         settings = self._start_settings.of(trainer.optimizer)
         apply_settings(settings, before, trainer.optimizer, trainer.lr_scheduler)
 
+    def steps_before(self, checkpoint: Path) -> int | None:
+        """Return the steps of earlier calls of ``train`` before those of a checkpoint; None if it does not say so."""
+        before: int | None = _saved(checkpoint).get("steps_before")
+        return before
+
     def _file(self, folder: Path) -> Path:
         """Return the file of this process in a checkpoint folder."""
         return folder / f"log_line_{self._trainer.args.process_index}.pt"
@@ -67,6 +72,7 @@ class ResumeCallback(TrainerCallback):
             "logged_step": trainer._globalstep_last_logged,
             "first_step": self.first_step,
             "best_by": _metric(trainer.args),
+            "steps_before": trainer.recorder.steps_before,
             "start_settings": self._start_settings.of(trainer.optimizer),
             "meter": trainer.meter.state(),
         }
@@ -109,17 +115,17 @@ class ResumeCallback(TrainerCallback):
 
         The state has the best one by the metric of the launch that saved it, in the folder where that ran.
         """
-        folders = (Path(str(args.output_dir)), checkpoint.parent)
+        run = Path(str(args.output_dir))
         # Read again, since Trainer clears the path if nothing is there.
         path = json_or_empty(checkpoint / "trainer_state.json").get("best_model_checkpoint")
         # None if the best evaluation so far was at a step that is not saved.
         recorded = None if path is None else Path(str(path)).name
-        best = None if recorded is None else _in_one_of(folders, recorded)
+        best = None if recorded is None else _find(recorded, run, checkpoint)
         same_metric = _recorded_metric(checkpoint, args) == _metric(args)
         if same_metric and (recorded is None or best is not None):
             state.best_model_checkpoint = None if best is None else str(best)
             return
-        _choose_best(args, state, folders)
+        _choose_best(args, state, run, checkpoint)
         if state.is_world_process_zero and recorded is not None and args.metric_for_best_model is not None:
             fault = "is gone" if same_metric else "was chosen by another metric"
             step = state.best_global_step
@@ -152,17 +158,17 @@ def _saved(checkpoint: Path) -> JsonObject:
     return torch.load(files[0], map_location="cpu", weights_only=True) if files else {}
 
 
-def _choose_best(args: TrainingArguments, state: TrainerState, folders: Sequence[Path]) -> None:
-    """Set the best checkpoint of a state, in place: of all evaluated steps whose checkpoint is in one of the folders.
+def _choose_best(args: TrainingArguments, state: TrainerState, run: Path, checkpoint: Path) -> None:
+    """Set the best checkpoint of a state, in place: of all evaluated steps whose checkpoint is there.
 
     All is None if there is no such step.
     """
     evaluations = _evaluations(args, state)
-    saved = [step for step in evaluations if _in_one_of(folders, _named(step)) is not None]
+    saved = [step for step in evaluations if _find(_named(step), run, checkpoint) is not None]
     step = (max if args.greater_is_better else min)(saved, key=lambda step: evaluations[step], default=None)
     state.best_global_step = step
     state.best_metric = None if step is None else evaluations[step]
-    state.best_model_checkpoint = None if step is None else str(_in_one_of(folders, _named(step)))
+    state.best_model_checkpoint = None if step is None else str(_find(_named(step), run, checkpoint))
 
 
 def _evaluations(args: TrainingArguments, state: TrainerState) -> dict[int, float]:
@@ -175,6 +181,6 @@ def _named(step: int) -> str:
     return f"checkpoint-{step}"
 
 
-def _in_one_of(folders: Sequence[Path], name: str) -> Path | None:
-    """Return the checkpoint of this name in the first folder that has it; None if none has."""
-    return next((folder / name for folder in folders if (folder / name).is_dir()), None)
+def _find(name: str, run: Path, checkpoint: Path) -> Path | None:
+    """Return the checkpoint of this name in a run folder, or beside the one that is resumed; None if there is none."""
+    return next((path for path in (run / name, of_same_call(checkpoint, name)) if path.is_dir()), None)

@@ -79,11 +79,13 @@ def atomic_checkpoint(trainer: SavingTrainer) -> Iterator[Path]:
     if args.should_save:
         with naming_disk_errors(final):
             write_checksums(part)
+            trainer.recorder.set_checkpoints_aside()
         move_into_place(part, final)
         remove_old_checkpoints(run, args.save_total_limit, state.best_model_checkpoint)
     wait()
     if args.local_process_index == 0 and part.is_dir():
         # On a machine that shares no disk with the first, its own processes resume from this copy.
+        trainer.recorder.set_checkpoints_aside()
         move_into_place(part, final)
 
 

@@ -147,7 +147,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
             optimizer=optimizers[0],
             views=views,
         )
-        self.recorder = Recorder(self)
+        self.recorder: Recorder = Recorder(self)
         sets = {"trains": train_dataset is not None, "held_out": eval_dataset is not None}
         self._check_settings(args, objective, group_by, **sets)
         model, tokenizer, train_dataset = load_named(
@@ -380,7 +380,7 @@ class JepaTrainer(RefusedMethods, DataTrainer, EvaluatingTrainer, CheckpointingT
         """Train as Trainer does, and record the run in its folder as ``stepjepa train`` does.
 
         At the end the folder holds the trained model, unless ``save_strategy`` is ``no``: then ``save_model()`` saves
-        it. A further call trains on, as a further launch of the same run.
+        it. A further call trains on, as a further launch of the same run; earlier checkpoints get names of their call.
 
         Args:
             resume_from_checkpoint: a checkpoint folder; True or ``last`` for the last complete one in the run folder,
