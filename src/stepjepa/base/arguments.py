@@ -26,8 +26,13 @@ def check_number(name: str, value: object, *, least: int | None = 1) -> None:
         raise ValueError(f"{name}: expected {least} or more, got {value}")
 
 
-def check_path(name: str, value: object, expected: str, remedy: str = "") -> None:
-    """Raise a ``TypeError`` for what is no path.
+def expanded(path: str | os.PathLike[str]) -> str:
+    """Return a path as a text, with the home folder in place of a ``~`` at its start, as a shell passes it on."""
+    return os.path.expanduser(path)  # noqa: PTH111  # Path's raises an error for a name such as ~old
+
+
+def check_path(name: str, value: object, expected: str, remedy: str = "") -> str:
+    """Return a path, :func:`expanded`; raise a ``TypeError`` for what is none.
 
     Args:
         name: of the argument.
@@ -36,6 +41,6 @@ def check_path(name: str, value: object, expected: str, remedy: str = "") -> Non
         remedy: what to do with an object in its place; an object with a ``folder`` has that.
     """
     if isinstance(value, str | os.PathLike):
-        return
+        return expanded(value)
     remedy = "pass its .folder" if hasattr(value, "folder") and not isinstance(value, type) else remedy
     raise TypeError(f"{name}: expected {expected}, got {kind_of(value)}{remedy and f'; {remedy}'}")

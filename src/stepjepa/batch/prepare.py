@@ -19,6 +19,7 @@ import datasets
 import pyarrow as pa
 from tqdm.auto import tqdm
 
+from stepjepa.base.arguments import expanded
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, temporary_folder, write_json
 from stepjepa.base.json_object import JsonObject
@@ -78,7 +79,7 @@ def prepare(
     if cache_dir is False:
         return _tokenized(records, tokenizer, config)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepjepa"
-    file = Path(cache_dir or folder) / f"prepared-{cache_key(records, tokenizer, config)}.arrow"
+    file = Path(expanded(cache_dir or folder)) / f"prepared-{cache_key(records, tokenizer, config)}.arrow"
     if (cached := _read_cache(file, records)) is not None:
         say(f"cache: {what} as prepared before, from {file} (`no_cache` prepares it again)")
         return cached

@@ -20,7 +20,9 @@ from stepjepa.config.option import check_effects, option
 class CompareFlags:
     """The runs to compare, and the output of the tables."""
 
-    runs: list[str] = option(help="evaluated run folders, or folders of sweeps", positional=True, metavar="DIR")
+    runs: list[str] = option(
+        help="evaluated run folders, or folders of sweeps", positional=True, metavar="DIR", path=True
+    )
     evaluation: str | None = option(
         None, "the evaluation to read, where a run has several: NAME.summary.json", metavar="NAME"
     )
@@ -35,8 +37,8 @@ class CompareFlags:
     )
     format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
     json: bool = option(False, "short for --format json")
-    output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
-    plot: str | None = option(None, "draw means, error bars and seeds: FILE.png or FILE.svg", metavar="FILE")
+    output_file: str | None = option(None, "write the tables to this file", metavar="FILE", path=True)
+    plot: str | None = option(None, "draw means, error bars and seeds: FILE.png or FILE.svg", metavar="FILE", path=True)
     overwrite: bool = option(False, "replace --output_file and --plot", only_with="output_file or plot")
 
 
@@ -92,18 +94,19 @@ def _check_output(args: argparse.Namespace) -> None:
 class ReportFlags:
     """The runs to report, and the page."""
 
-    runs: list[str] = option(help="run folders, or folders of sweeps", positional=True, metavar="RUN")
+    runs: list[str] = option(help="run folders, or folders of sweeps", positional=True, metavar="RUN", path=True)
     evaluation: str | None = option(
         None, "the evaluation to read, where a run has several: NAME.summary.json", metavar="NAME"
     )
     json: bool = option(False, "print the table as JSON")
     output_file: str | None = option(
-        None, "write a page of everything about the runs to this file", metavar="FILE.html"
+        None, "write a page of everything about the runs to this file", metavar="FILE.html", path=True
     )
     analysis: str | None = option(
         None,
         "folder of 'stepjepa analyze' (the first one in a folder of the runs)",
         metavar="DIR",
+        path=True,
         only_with="output_file",
     )
     baseline: str | None = option(None, "arm to compare with (the regular one)", only_with="output_file", metavar="ARM")

@@ -28,11 +28,12 @@ docs/how-to/embeddings.md says more."""
 class EmbedFlags:
     """The input, the output and the side to embed."""
 
-    model_path: str = option(help="run or checkpoint folder, or hub id", metavar="PATH", group="files")
-    input_file: str = option(help="JSON lines, CSV, TSV, Parquet or Arrow", metavar="FILE", group="files")
+    model_path: str = option(help="run or checkpoint folder, or hub id", metavar="PATH", path="or name", group="files")
+    input_file: str = option(help="JSON lines, CSV, TSV, Parquet or Arrow", metavar="FILE", path=True, group="files")
     output_file: str = option(
         help="FILE.npy, float32 [rows, dimensions], or FILE.parquet; the table has line and step, too",
         metavar="FILE",
+        path=True,
         group="files",
     )
     overwrite: bool = option(False, "let --output_file replace a file", group="files")

@@ -24,7 +24,7 @@ class ShowFlags:
     index: int = option(0, "the first record, counted from 0", metavar="I")
     records: int = option(1, "number of records to show, as one micro-batch from there on", allowed=FROM_ONE)
     json: bool = option(False, "one JSON document on standard output instead of text")
-    png: str | None = option(None, "write tree and attention matrix as a picture", metavar="FILE")
+    png: str | None = option(None, "write tree and attention matrix as a picture", metavar="FILE", path=True)
     overwrite: bool = option(False, "let --png replace a file")
 
 

@@ -28,17 +28,20 @@ from stepjepa.store.record import read_record, read_run
 class RerunFlags:
     """The run to repeat, and allowed differences."""
 
-    folder: str = option(help="run folder", positional=True, metavar="RUN")
-    output_dir: str | None = option(None, "folder of the new run; empty or new (RUN-rerun)", metavar="DIR")
+    folder: str = option(help="run folder", positional=True, metavar="RUN", path=True)
+    output_dir: str | None = option(None, "folder of the new run; empty or new (RUN-rerun)", metavar="DIR", path=True)
     resume_from_checkpoint: str | None = option(
-        None, "resume a repetition that was stopped: its checkpoint folder, last, or auto (last if any)", metavar="DIR"
+        None,
+        "resume a repetition that was stopped: its checkpoint folder, last, or auto (last if any)",
+        metavar="DIR",
+        path="or name",
     )
     allow_changes: bool = option(False, "repeat the run although data or model have changed")
     trust_folder: bool = option(False, "run code that the folder names: of its model, task, terms, layout, kernel")
-    train_file: str | None = option(None, "where the training file is now, if it was moved", metavar="FILE")
-    eval_file: str | None = option(None, "where the held-out file is now", metavar="FILE")
-    data_file: str | None = option(None, "where the file that is split is now", metavar="FILE")
-    model_name: str | None = option(None, "where the model is now", metavar="NAME")
+    train_file: str | None = option(None, "where the training file is now, if it was moved", metavar="FILE", path=True)
+    eval_file: str | None = option(None, "where the held-out file is now", metavar="FILE", path=True)
+    data_file: str | None = option(None, "where the file that is split is now", metavar="FILE", path=True)
+    model_name: str | None = option(None, "where the model is now", metavar="NAME", path="or name")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,9 +27,9 @@ corpus change. docs/how-to/embeddings.md says more."""
 class SearchFlags:
     """The corpus to search, and the queries."""
 
-    model_path: str = option(help="run or checkpoint folder, or hub id", metavar="PATH", group="files")
+    model_path: str = option(help="run or checkpoint folder, or hub id", metavar="PATH", path="or name", group="files")
     corpus: str = option(
-        help="JSON lines, CSV, TSV, Parquet or Arrow with the texts to find", metavar="FILE", group="files"
+        help="JSON lines, CSV, TSV, Parquet or Arrow with the texts to find", metavar="FILE", path=True, group="files"
     )
     column: str | None = option(
         None, "column of the corpus' texts (an answer, or the last one of a chat)", metavar="NAME", group="files"
@@ -38,7 +38,7 @@ class SearchFlags:
         "error", "lines of the corpus without a text: error; or skip and report how many", group="files"
     )
     query: list[str] | None = option(None, "texts to search for", metavar="TEXT", group="search")
-    queries: str | None = option(None, "file of texts to search for", metavar="FILE", group="search")
+    queries: str | None = option(None, "file of texts to search for", metavar="FILE", path=True, group="search")
     query_column: str | None = option(
         None,
         "column of the texts in `queries` (a question, or the last one of a chat)",
@@ -49,7 +49,7 @@ class SearchFlags:
     side: Literal["target", "source"] = option(
         "target", "the side of the corpus; queries are on the other one", group="search"
     )
-    output_file: str | None = option(None, "JSON lines, one a query", metavar="FILE", group="files")
+    output_file: str | None = option(None, "JSON lines, one a query", metavar="FILE", path=True, group="files")
     overwrite: bool = option(False, "let --output_file replace a file", group="files", only_with="output_file")
     no_cache: bool = option(
         False,

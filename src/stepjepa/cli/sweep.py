@@ -52,8 +52,8 @@ others. With --engine slurm the trials are one job array of submitit."""
 class SweepFlags:
     """The grid, and how its trials are run."""
 
-    config: str = option(help="YAML file with the grid", metavar="FILE")
-    output_dir: str = option(help="folder of all run folders", metavar="DIR")
+    config: str = option(help="YAML file with the grid", metavar="FILE", path=True)
+    output_dir: str = option(help="folder of all run folders", metavar="DIR", path=True)
     seeds: list[int] | None = option(None, "seeds, instead of those of the file")
     jobs: int | None = option(None, "trials at a time (1, or one for each GPU; with SLURM its limit)", allowed=FROM_ONE)
     only: str | None = option(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from stepjepa.base.arguments import expanded
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import log_to_stderr, note
@@ -26,7 +27,7 @@ class LaunchFlags:
     dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")
     json: bool = option(False, "one JSON document on standard output at the end; lines go to standard error")
     debug: int = option(0, "0 warnings, 1 progress, 2 details")
-    config: str | None = option(None, "YAML file of flags; the command line wins", metavar="FILE")
+    config: str | None = option(None, "YAML file of flags; the command line wins", metavar="FILE", path=True)
     trust_folder: bool = option(False, "with the `config` of a run folder: run code that it names", only_with="config")
     preset: Literal["paper"] | None = option(
         None, "use the defaults of the published programs: labels, predictors, length; named flags win"
@@ -55,7 +56,7 @@ def parse(parser: Parser, typed: Sequence[str]) -> argparse.Namespace:
     """
     arguments, line = list(typed), CommandLine.of(typed)
     if (file := line.value("config")) is not None:
-        arguments = [*arguments_of_file(parser, file, typed, trusted=line.is_on("trust_folder")), *arguments]
+        arguments = [*arguments_of_file(parser, expanded(file), typed, trusted=line.is_on("trust_folder")), *arguments]
     arguments, notes = translate_train(arguments, RunConfig.eval_split)
     for message in notes:
         note(message)

@@ -14,7 +14,6 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, wraps
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -31,6 +30,7 @@ from typing import (
     get_type_hints,
 )
 
+from stepjepa.base.arguments import expanded
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import WrittenFloat, WrittenInt, read_float, read_int
 from stepjepa.base.similar_names import did_you_mean, question, similar_names
@@ -56,8 +56,8 @@ C = TypeVar("C", bound=type)
 class Details(TypedDict, total=False):
     """Facts about an option beside type, default and help text, as :func:`option` takes them.
 
-    The last five have a meaning for some options only: those of ``JepaConfig`` (``affects``, ``views``), of
-    ``RunConfig`` (``path``, ``launch``) and of ``transformers.TrainingArguments`` (``text``).
+    Some have a meaning for some options only: those of ``JepaConfig`` (``affects``, ``views``), of ``RunConfig``
+    (``launch``) and of ``transformers.TrainingArguments`` (``text``).
     """
 
     group: str
@@ -99,8 +99,8 @@ class Details(TypedDict, total=False):
     views: bool
     """Whether it has no effect in regular training."""
 
-    path: bool
-    """Whether it holds a path, which may differ on another machine."""
+    path: Literal[True, "or name"]
+    """That it holds a path, which may differ on another machine, and may begin with ``~``; or a name in its place."""
 
     launch: bool
     """Whether it belongs to one launch, so that the description of a run leaves it out."""
@@ -191,7 +191,11 @@ class Option:
         value = reader(text)
         if fault := self.fault(value):
             raise ValueError(fault)
-        return value
+        return self.expanded(value)
+
+    def expanded(self, value: Any) -> Any:
+        """Return one value, with the home folder in place of the ``~`` of a path."""
+        return expanded(value) if value is not None and self.about.get("path") else value
 
     def convert(self, value: object) -> Any:
         """Convert a value of a YAML file, which may be a text where a number is meant (``1e-5``), to the field's type.
@@ -222,7 +226,7 @@ def typed_text(value: object) -> str:
     """Return a value of a YAML file as one types it in a shell, which expands the home folder."""
     text = json.dumps(value) if isinstance(value, dict | bool) else str(value)
     text = value.text if isinstance(value, WrittenInt | WrittenFloat) else text
-    return str(Path(text).expanduser()) if text.startswith("~/") else text
+    return expanded(text) if text.startswith("~/") else text
 
 
 def options_of(*settings: DataclassInstance | type[DataclassInstance]) -> Iterator[Option]:
@@ -287,7 +291,7 @@ READERS: Mapping[object, Callable[[str], object]] = {
 
 
 def check_values(settings: DataclassInstance) -> None:
-    """Raise ``UserError`` for the first option that is out of range or not among its choices."""
+    """Raise ``UserError`` for the first option that is out of range or not among its choices; expand ``~`` in paths."""
     for setting in options_of(settings):
         value = getattr(settings, setting.name)
         if isinstance(value, numbers.Number) and hasattr(value, "item"):
@@ -298,9 +302,13 @@ def check_values(settings: DataclassInstance) -> None:
             raise UserError(f"{setting.name}: expected {setting.expected}, got None")
         if setting.several and not isinstance(value, list | tuple | None):
             raise UserError(f"{setting.name}: expected a list, got {shown(value)}")
-        for item in value if setting.several and value is not None else (value,):
+        several = setting.several and value is not None
+        for item in value if several else (value,):
             if fault := setting.fault(item):
                 raise UserError(f"{setting.name}: {fault}")
+        if setting.about.get("path"):
+            own = [*map(setting.expanded, value)] if several else setting.expanded(value)
+            object.__setattr__(settings, setting.name, own)
 
 
 def check_effects(values: Mapping[str, object], *settings: type) -> None:

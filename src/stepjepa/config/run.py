@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from stepjepa.base.arguments import kind_of
+from stepjepa.base.arguments import expanded, kind_of
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.flat_file import line_of, read_flat
@@ -113,7 +113,9 @@ class RunConfig:
     data_file: str | None = _data(
         None, "single file, split by `eval_split` into train and held-out records", metavar="FILE", path=True
     )
-    dataset: list[str] | None = _data(None, "files, folders or hub data sets NAME:SUBSET:SPLIT, mixed", metavar="NAME")
+    dataset: list[str] | None = _data(
+        None, "files, folders or hub data sets NAME:SUBSET:SPLIT, mixed", metavar="NAME", path="or name"
+    )
     dataset_weights: list[float] | None = _data(
         None, "mixing weight of each `dataset`, without repetition (all records)", metavar="W", only_with="dataset"
     )
@@ -127,7 +129,9 @@ class RunConfig:
     )
     split_seed: int = _data(42, "seed of the split, or of the mixture", only_with="data_file or dataset_weights")
 
-    model_name: str | None = _model(None, "folder, hub id, or preset:tiny, preset:small ...", metavar="NAME")
+    model_name: str | None = _model(
+        None, "folder, hub id, or preset:tiny, preset:small ...", metavar="NAME", path="or name"
+    )
     chat_template: str | None = _model(
         None, "Jinja file instead of the tokenizer's own template", metavar="FILE", path=True
     )
@@ -181,7 +185,9 @@ class RunConfig:
     finetune_seed: int = _run(42, "seed", names=("seed",), allowed=(lambda seed: 0 <= seed < 2**32, "0 to 2**32 - 1"))
     track_flop: bool = _run(False, "measure the FLOPs of the first 10 steps; print them beside the derived ones")
     same_flop: bool = _run(False, "stop once the FLOPs of `regular` for `num_epochs` are spent")
-    resume_from_checkpoint: str | None = _launch(None, "checkpoint folder, last, or auto (last if any)", metavar="DIR")
+    resume_from_checkpoint: str | None = _launch(
+        None, "checkpoint folder, last, or auto (last if any)", metavar="DIR", path="or name"
+    )
     allow_changes: bool = _launch(
         False, "resume although data, order or objective have changed", only_with="resume_from_checkpoint"
     )
@@ -360,6 +366,7 @@ class RunConfig:
         Raises:
             UserError: as for :meth:`from_flat`; the message begins with file and line.
         """
+        path = expanded(path)
         values = read_flat(path)
         try:
             return cls.from_flat(values, note)
@@ -411,5 +418,5 @@ WRITTEN: tuple[Option, ...] = tuple(
 FLAT: dict[str, Option] = {name: setting for setting in (*WRITTEN, *SHORTCUTS) for name in setting.spellings}
 """Every spelling of a setting, shortcuts among them -> the setting."""
 
-PATHS = frozenset(setting.flag for setting in OPTIONS if setting.about.get("path"))
+PATHS = frozenset(setting.flag for setting in OPTIONS if setting.about.get("path") is True)
 """Settings that hold paths, which may differ on another machine."""

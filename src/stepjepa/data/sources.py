@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepjepa.base.arguments import check_number, kind_of
+from stepjepa.base.arguments import check_number, expanded, kind_of
 from stepjepa.base.counting import counted
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import existing_file
@@ -39,7 +39,7 @@ def read_rows(
     Raises:
         UserError: there is no such source, or its format is not known.
     """
-    path, name = Path(source).expanduser(), os.fspath(source)
+    path, name = Path(expanded(source)), os.fspath(source)
     if path.is_dir() or not (path.exists() or _looks_like_a_path(name)):
         return _read_dataset(str(path) if path.is_dir() else name, split, subset, (bad or BadRecords()).handle)
     if split is not None or subset is not None:
@@ -87,6 +87,7 @@ def each_record(
     path: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
 ) -> Iterator[Record]:
     """Yield the records of a file one by one; arguments and errors as for :func:`read_records`."""
+    path = expanded(path)
     if Path(path).is_dir():
         remedy = (
             "name a file in it, train on the folder as `dataset`, or make a file by stepjepa prepare chat --dataset"
@@ -104,7 +105,7 @@ def each_record(
 
 def check_source(source: str | os.PathLike[str]) -> None:
     """Raise ``UserError`` if a source of records is a path and nothing is there, before others are read."""
-    path = Path(source).expanduser()
+    path = Path(expanded(source))
     if _looks_like_a_path(os.fspath(source)) and not (path.is_dir() or _is_in_folder(os.fspath(source))):
         _regular_file(path, "data file")
 
@@ -129,7 +130,7 @@ def each_record_of_source(
         bad: collects invalid rows; None raises an error for the first of them.
         columns: names of the columns of the user's and the assistant's message; None recognises them.
     """
-    path, name = Path(source).expanduser(), os.fspath(source)
+    path, name = Path(expanded(source)), os.fspath(source)
     if path.is_file() or (_looks_like_a_path(name) and not (path.is_dir() or _is_in_folder(name))):
         yield from each_record(path, bad=bad, columns=columns)
         return
@@ -196,12 +197,12 @@ def _parse_each(rows: Rows, path: str | os.PathLike[str], bad: BadRecords, colum
 
 def parts_of_name(name: str) -> tuple[str, str | None, str | None]:
     """Return data set, subset and split of NAME:SUBSET:SPLIT; None for what is not named, and a folder as it is."""
-    if Path(name).expanduser().is_dir():
+    if Path(expanded(name)).is_dir():
         return name, None, None
     dataset, subset, split, *rest = (*name.split(":"), "", "")
     if any(rest):
         raise UserError(f"'{name}': expected NAME:SUBSET:SPLIT, got {counted(name.count(':') + 1, 'part')}")
-    return str(Path(dataset).expanduser()) if _is_in_folder(name) else dataset, subset or None, split or None
+    return expanded(dataset) if _is_in_folder(name) else dataset, subset or None, split or None
 
 
 def _looks_like_a_path(name: str) -> bool:
@@ -213,7 +214,7 @@ def _looks_like_a_path(name: str) -> bool:
 def _is_in_folder(name: str) -> bool:
     """Return whether a name has the form FOLDER:SUBSET:SPLIT, and there is such a folder."""
     folder, colon, _ = name.partition(":")
-    return bool(colon) and Path(folder).expanduser().is_dir()
+    return bool(colon) and Path(expanded(folder)).is_dir()
 
 
 def _read_dataset(name: str, split: str | None, subset: str | None, on_error: OnError) -> Rows:

@@ -34,7 +34,7 @@ class ReadingSettings:
     dtype: Dtype = option("auto", "dtype of the weights")
     layer: int | None = option(None, LAYER)
     pooling: Pooling | None = option(None, POOLING)
-    linear_map: str | None = option(None, LINEAR_MAP, metavar="FILE")
+    linear_map: str | None = option(None, LINEAR_MAP, metavar="FILE", path=True)
     projection_heads: bool = option(False, PROJECTION_HEADS, only_with="linear_map")
     max_length: int | None = option(None, "most tokens of a text (that of training)", allowed=FROM_ONE)
     system_prompt: str | None = option(

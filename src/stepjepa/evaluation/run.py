@@ -410,15 +410,17 @@ def evaluate(
             does not answer.
     """
     if model_path is not None:
-        check_path(
+        model_path = check_path(
             "model_path", model_path, "a run folder, a checkpoint folder or a hub id", "save the model in a folder"
         )
-    check_path("test_file", test_file, "the path of a file", "write the records to a file, one JSON object a line")
+    test_file = check_path(
+        "test_file", test_file, "the path of a file", "write the records to a file, one JSON object a line"
+    )
     if output_file is not None:
-        check_path("output_file", output_file, "the path of a file")
+        output_file = check_path("output_file", output_file, "the path of a file")
     if model_path is None and output_file is None:
         raise ValueError("evaluate: expected an output_file where model_path is None, got None")
-    if output_file is None and is_hub_id(os.fspath(model_path or "")):
+    if output_file is None and is_hub_id(model_path or ""):
         # A folder by that name would be taken for the model from then on.
         raise ValueError("evaluate: expected an output_file where model_path is no folder but a hub id, got None")
     # As 'stepjepa evaluate' does: prompts have the form of training.
@@ -426,8 +428,8 @@ def evaluate(
     values: JsonObject = {"plain": bool((trained or {}).get("plain")), **settings}
     output = Path(output_file or Path(model_path or "") / f"{Path(test_file).stem}.jsonl")
     paths = {
-        "model_path": None if model_path is None else os.fspath(model_path),
-        "test_file": os.fspath(test_file),
-        "output_file": os.fspath(output),
+        "model_path": model_path,
+        "test_file": test_file,
+        "output_file": str(output),
     }
     return Scores(output, Evaluation(EvaluationSettings.from_flat({**values, **paths})).run())

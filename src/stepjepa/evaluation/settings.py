@@ -40,9 +40,10 @@ class ScoringSettings:
         group="files",
         names=("input_file",),
         metavar="FILE",
+        path=True,
     )
     output_file: str | os.PathLike[str] = option(
-        help="file of answers and scores, JSON lines, one per example", group="files", metavar="FILE"
+        help="file of answers and scores, JSON lines, one per example", group="files", metavar="FILE", path=True
     )
     overwrite: bool = option(False, "replace what `output_file` holds", group="files", names=("no_skip_existing",))
     task: str = option(AUTO, _TASK, group="scoring", metavar="NAME")
@@ -83,6 +84,7 @@ class EvaluationSettings(ScoringSettings):
         group="files",
         names=("model_name",),
         metavar="PATH",
+        path="or name",
     )
     max_examples: int | None = option(
         None,
@@ -95,7 +97,7 @@ class EvaluationSettings(ScoringSettings):
     layer: int | None = option(None, _LAYER, group="scoring", only_with="retrieval")
     pooling: Pooling | None = option(None, _POOLING, group="scoring", only_with="retrieval")
     linear_map: str | os.PathLike[str] | None = option(
-        None, _LINEAR_MAP, group="scoring", only_with="retrieval", metavar="FILE"
+        None, _LINEAR_MAP, group="scoring", only_with="retrieval", metavar="FILE", path=True
     )
     projection_heads: bool = option(False, _HEADS, group="scoring", only_with="linear_map")
     batch_size: int = option(ANSWERED, "prompts at a time", group="generation", allowed=FROM_ONE)
@@ -182,7 +184,7 @@ class EvaluationSettings(ScoringSettings):
 class ScoreSettings(ScoringSettings):
     """Settings of ``score_predictions``; UserError if a value is not allowed or a file would be replaced."""
 
-    predictions: str | os.PathLike[str] = option(help=_PREDICTIONS, group="files", metavar="FILE")
+    predictions: str | os.PathLike[str] = option(help=_PREDICTIONS, group="files", metavar="FILE", path=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

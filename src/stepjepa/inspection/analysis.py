@@ -48,9 +48,15 @@ _VIEWS = "views (by default those of training)"
 class AnalysisSettings:
     """Models, test file, and how their views are read and drawn; UserError if a value is out of range."""
 
-    model_path: list[str] = option(help="run, checkpoint or adapter folders, or hub ids", group="files", metavar="PATH")
-    test_file: str = option(help="JSON lines, JSON, CSV, TSV, Parquet or Arrow", group="files", metavar="FILE")
-    output_dir: str = option(help="folder of the numbers, the data and the pictures", group="files", metavar="DIR")
+    model_path: list[str] = option(
+        help="run, checkpoint or adapter folders, or hub ids", group="files", metavar="PATH", path="or name"
+    )
+    test_file: str = option(
+        help="JSON lines, JSON, CSV, TSV, Parquet or Arrow", group="files", metavar="FILE", path=True
+    )
+    output_dir: str = option(
+        help="folder of the numbers, the data and the pictures", group="files", metavar="DIR", path=True
+    )
     columns: list[str] | None = option(
         None, "column names of prompt and answer (recognised by their usual names)", group="files", metavar="NAME"
     )

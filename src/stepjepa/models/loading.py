@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stepjepa.base.arguments import check_path
+from stepjepa.base.arguments import check_path, expanded
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import read_json_object
 from stepjepa.base.json_object import JsonObject
@@ -77,6 +77,7 @@ def load_model(
         plain: add the tokens of ``chat.template.PlainTemplate``, and stop generation at its end of turn.
         quantization: from ``weights.quantization_options``, to load trained weights in 4 or 8 bits.
     """
+    name = expanded(name)
     check_base(name)
     shared: JsonObject = {"chat_template": chat_template, "trust_remote_code": trust_remote_code}
     options: JsonObject = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
@@ -256,8 +257,7 @@ def load_for_inference(
         UserError: no model can be loaded.
         TypeError: ``path`` is no path or name.
     """
-    check_path("path", path, "a run folder, a checkpoint folder or a hub id")
-    name = str(path)
+    name = check_path("path", path, "a run folder, a checkpoint folder or a hub id")
     check_trained(name)
     base_name = base_of_adapter(name)
     is_adapter, base = base_name is not None, base_name or name

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Unpack
 import torch
 from torch import nn
 
+from stepjepa.base.arguments import expanded
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.batch.collate import Collator
@@ -149,7 +150,7 @@ class Jepa(EmbedsByOtherNames):
         model, tokenizer = load_for_inference(
             path, dtype=dtype, quantization=quantization, device=device, trust_remote_code=trust_remote_code
         )
-        record = record_of(path) or RunRecord()
+        record = record_of(expanded(path)) or RunRecord()
         config, device = trained_config(record), base_model(model).device
         jepa = cls(model, tokenizer, config, device=device, rows=False, heads=False)
         jepa._provenance = Provenance.of(record)
@@ -437,7 +438,7 @@ class Jepa(EmbedsByOtherNames):
             return
         own_terms = None if self._own_objective is None else self._own_objective.names
         record = record_in_loop(self.config, own_terms, self.system_prompt)
-        save_with_record(Path(folder), self.model, self.tokenizer, record)
+        save_with_record(Path(expanded(folder)), self.model, self.tokenizer, record)
 
 
 JepaLoss = Jepa

@@ -29,19 +29,20 @@ from stepjepa.tasks.raw_values import chat_record
 class SourceSettings:
     """The source of raw rows, and the output of records."""
 
-    input_file: str | None = option(None, f"{', '.join(FORMATS)}; or name a `dataset`", metavar="FILE")
+    input_file: str | None = option(None, f"{', '.join(FORMATS)}; or name a `dataset`", metavar="FILE", path=True)
     dataset: str | None = option(
-        None, "data set of the hub, or folder of one; NAME:SUBSET:SPLIT as in training", metavar="NAME"
+        None, "data set of the hub, or folder of one; NAME:SUBSET:SPLIT as in training", metavar="NAME", path="or name"
     )
     subset: str | None = option(None, "configuration of the data set, where it has several", metavar="NAME")
     split: str | None = option(None, "train, test ...; needed where there are several", metavar="NAME")
     bad_records: Literal["error", "skip"] = option("error", "rows that are not valid; skip: count and skip them")
-    output_file: str = option(help="JSON lines with 'messages'", metavar="FILE", group="output")
+    output_file: str = option(help="JSON lines with 'messages'", metavar="FILE", path=True, group="output")
     max_examples: int | None = option(None, "maximum number of records (all)", allowed=FROM_ONE, group="output")
     test_file: str | None = option(
         None,
         "held-out test records, `test_size` of them; no question of this file is in `output_file`",
         metavar="FILE",
+        path=True,
         group="output",
     )
     test_size: int | None = option(
@@ -140,7 +141,7 @@ class GeneratorSettings:
 class StepmathSettings(GeneratorSettings):
     """Number of problems, and where they are written."""
 
-    output_dir: str = option(help="folder of train.jsonl and test.jsonl", metavar="DIR")
+    output_dir: str = option(help="folder of train.jsonl and test.jsonl", metavar="DIR", path=True)
     train_size: int = option(8000, "number of records of train.jsonl", allowed=FROM_ONE)
     test_size: int = option(500, "number of records of test.jsonl", allowed=FROM_ONE)
 
@@ -157,8 +158,8 @@ def prepare_stepmath(settings: StepmathSettings, difficulty: stepmath.Difficulty
 class NlRxSettings(GeneratorSettings):
     """Number of pairs, and where they are written."""
 
-    output_file: str = option(help="JSON lines with 'messages'", metavar="FILE")
-    test_file: str | None = option(None, "file of further records, to test with", metavar="FILE")
+    output_file: str = option(help="JSON lines with 'messages'", metavar="FILE", path=True)
+    test_file: str | None = option(None, "file of further records, to test with", metavar="FILE", path=True)
     size: int = option(10_000, "number of records", allowed=FROM_ONE)
     test_size: int | None = option(None, "number of records of `test_file`", allowed=FROM_ONE)
 

@@ -39,8 +39,10 @@ TRANSFORMERS_5 = (
 class ExportSettings:
     """The model to export, and its destination."""
 
-    model_path: str = option(help="run or checkpoint folder; with --embeddings any model, also a hub id", metavar="DIR")
-    output_dir: str | None = option(None, "folder for the model; empty or new", metavar="DIR")
+    model_path: str = option(
+        help="run or checkpoint folder; with --embeddings any model, also a hub id", metavar="DIR", path="or name"
+    )
+    output_dir: str | None = option(None, "folder for the model; empty or new", metavar="DIR", path=True)
     embeddings: bool = option(
         False, "write a folder for SentenceTransformer of sentence-transformers 6", only_with="output_dir"
     )
@@ -52,7 +54,7 @@ class ExportSettings:
     )
     layer: int | None = option(None, LAYER, only_with="embeddings")
     pooling: Pooling | None = option(None, POOLING, only_with="embeddings")
-    linear_map: str | None = option(None, LINEAR_MAP, metavar="FILE", only_with="embeddings")
+    linear_map: str | None = option(None, LINEAR_MAP, metavar="FILE", path=True, only_with="embeddings")
     projection_heads: bool = option(False, PROJECTION_HEADS, only_with="linear_map")
     dtype: Dtype = option("auto", "dtype of the weights", only_with="output_dir")
     trust_remote_code: bool = option(False, "run code that comes with the model", only_with="output_dir")

@@ -93,8 +93,7 @@ class Run(OtherNames):
     }
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        check_path("folder", folder, "a run folder")
-        self.folder = Path(folder)
+        self.folder = Path(check_path("folder", folder, "a run folder"))
         self._record = read_record(self.folder)
 
     @property
@@ -227,7 +226,8 @@ def run(
     )
     passed.check(config)
     check_launch()
-    config = with_launched_precision(config)
+    # A copy is checked again: a field may have been assigned, with another folder than the one that is guarded below.
+    config = with_launched_precision(replace(config))
     with restored_process():
         if not logging.getLogger().isEnabledFor(logging.INFO):
             transformers.logging.set_verbosity_error()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stepjepa.base.arguments import kind_of
+from stepjepa.base.arguments import expanded, kind_of
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.similar_names import did_you_mean
@@ -153,6 +153,7 @@ def compare(
     runs = [runs] if isinstance(runs, str | os.PathLike) or not isinstance(runs, Iterable) else [*runs]
     if wrong := [run for run in runs if not (isinstance(run, str | os.PathLike) or hasattr(run, "folder"))]:
         raise TypeError(f"runs: expected run folders, or runs of stepjepa.run, got {kind_of(wrong[0])}")
+    runs = [expanded(run) if isinstance(run, str | os.PathLike) else run for run in runs]
     if not runs:
         raise ValueError("runs: expected run folders to compare, got none")
     places = _places(runs)

@@ -84,7 +84,7 @@ class Scored:
 class TaskOptions:
     """Settings of the tasks; each task lists those it uses in :attr:`Task.used_options`."""
 
-    spider_path: str | None = option(None, "databases of Spider, <DIR>/<name>/<name>.sqlite", metavar="DIR")
+    spider_path: str | None = option(None, "databases of Spider, <DIR>/<name>/<name>.sqlite", metavar="DIR", path=True)
     missing_databases: Literal["error", "skip"] = option(
         "error", "a record whose database is missing: error, or skip to leave it out"
     )

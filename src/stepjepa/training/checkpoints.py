@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from transformers import Trainer
 
+from stepjepa.base.arguments import expanded
 from stepjepa.store.folder import remove_old_checkpoints, save_atomically
 from stepjepa.store.hub import creating_repository
 from stepjepa.store.record import write_record
@@ -62,7 +63,7 @@ class CheckpointingTrainer(Trainer):
         Raises:
             UserError: another run was trained in the folder, with other settings.
         """
-        folder = Path(output_dir or str(self.args.output_dir))
+        folder = Path(expanded(output_dir or str(self.args.output_dir)))
         use_evaluation_weights(self.optimizer)
         if self._part is not None:
             super().save_model(str(folder), _internal_call=True)

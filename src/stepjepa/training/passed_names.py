@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, replace
 from typing import Self
 
+from stepjepa.base.arguments import expanded
+
 
 @dataclass(frozen=True)
 class PassedNames:
@@ -49,4 +51,4 @@ class PassedNames:
 
 def _name(argument: object) -> str | None:
     """Return the name that an argument is; None for an object."""
-    return os.fspath(argument) if isinstance(argument, str | os.PathLike) else None
+    return expanded(argument) if isinstance(argument, str | os.PathLike) else None
