@@ -119,6 +119,8 @@ def micro_batches(trainer: MeasuringTrainer, prepared: Prepared) -> DataLoader[A
         collate_fn=trainer.data_collator,
         num_workers=trainer.args.dataloader_num_workers,
         pin_memory=trainer.args.dataloader_pin_memory,
+        # Otherwise it draws the seed of its workers from the numbers of the training.
+        generator=torch.Generator().manual_seed(0),
     )
     loader.device = trainer.args.device
     return loader
@@ -195,16 +197,19 @@ class EvaluatingTrainer(Trainer):
         if not sets:
             raise ValueError("evaluate: expected an eval_dataset, got none; pass one here or to JepaTrainer")
         of_all: dict[str, float] = {}
-        for number, (name, prepared) in enumerate(sets.items()):
-            start = time.perf_counter()
-            metrics = evaluate_set(self, name, prepared, metric_key_prefix, with_scores=is_own and number == 0)
-            self.meter.pause(time.perf_counter() - start)
-            self.log(metrics)
-            self.control: TrainerControl = self.callback_handler.on_evaluate(
-                self.args, self.state, self.control, metrics
-            )
-            # Now, since callbacks may add metrics.
-            of_all |= metrics
+        device = self.args.device
+        # Training draws the same numbers with an evaluation as without, whatever scores and callbacks draw.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for number, (name, prepared) in enumerate(sets.items()):
+                start = time.perf_counter()
+                metrics = evaluate_set(self, name, prepared, metric_key_prefix, with_scores=is_own and number == 0)
+                self.meter.pause(time.perf_counter() - start)
+                self.log(metrics)
+                self.control: TrainerControl = self.callback_handler.on_evaluate(
+                    self.args, self.state, self.control, metrics
+                )
+                # Now, since callbacks may add metrics.
+                of_all |= metrics
         if is_own and metric_key_prefix == "eval":
             self.evaluated[self.state.global_step] = of_all
         self._memory_tracker.stop_and_update_metrics(of_all)
