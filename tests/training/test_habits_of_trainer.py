@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from accelerate import ParallelismConfig
 from torch import nn
 from torch.nn.functional import embedding
 from torch.utils.data import DataLoader
@@ -44,6 +45,20 @@ def make_trainer(folder: Path, tokenizer: Any, *, jepa: JepaConfig = REGULAR, mo
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor: not with this trainer, got 0.1; leave it at 0: "),
         ({"auto_find_batch_size": True}, "auto_find_batch_size: .* lower per_device_train_batch_size"),
         ({"dataloader_drop_last": True}, "dataloader_drop_last: .* leave it out: "),
+        (
+            {"enable_jit_checkpoint": True},
+            "enable_jit_checkpoint: .* leave it out: .* on SIGTERM anyway",
+        ),
+        (
+            {"parallelism_config": ParallelismConfig(tp_size=3)},
+            "parallelism_config: not with tensor .* tp_size 3: ",
+        ),
+        ({"parallelism_config": ParallelismConfig(cp_size=5)}, "parallelism_config: not with context .* cp_size 5: "),
+        ({"parallelism_config": ParallelismConfig(sp_size=7)}, "parallelism_config: not with sequence .* sp_size 7: "),
+        (
+            {"parallelism_config": {"tp_size": 1}},
+            "parallelism_config: expected accelerate.ParallelismConfig, got {",
+        ),
         ({"debug": "underflow_overflow"}, "debug: underflow_overflow can't look into .*; leave it out"),
         ({"accelerator_config": {"dispatch_batches": True}}, "accelerator_config: expected dispatch_batches false"),
         ({"train_sampling_strategy": "group_by_length"}, "got 'group_by_length'; .* are sorted by length anyway"),
@@ -55,6 +70,23 @@ def test_options_that_would_be_wrong_are_refused_with_a_remedy(
     """``debug`` and ``dispatch_batches`` ended in errors of torch in the first step; others named no remedy."""
     with pytest.raises(ValueError, match=words):
         check_arguments(TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **options))
+
+
+def test_parallelism_of_the_launcher_is_refused_unless_it_is_of_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``accelerate launch --use_parallelism_config`` passes it on in the environment."""
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    arguments = tiny.arguments(tmp_path)
+    for name in ("DP_REPLICATE", "DP_SHARD", "TP", "CP", "SP"):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"PARALLELISM_CONFIG_{name}_SIZE", "3")
+            if name.startswith("DP"):
+                check_arguments(arguments)
+                continue
+            with pytest.raises(ValueError, match=f"got {name.lower()}_size 3: every process"):
+                check_arguments(arguments)
+    check_arguments(tiny.arguments(tmp_path, parallelism_config=ParallelismConfig(dp_shard_size=2)))
 
 
 def test_an_argument_of_another_kind_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 import kills
 from forked import Commands
+from stepjepa import RunConfig, UserError, run
 from stepjepa.base.signals import Stopped
 from stepjepa.cli.main import main
 from stepjepa.store.folder import checkpoint_fault
-from stepjepa.training.callbacks import StopCallback
+from stepjepa.training.stop import StopCallback
 
 STEPS = 6
 
@@ -72,6 +75,54 @@ def test_a_signal_behind_the_last_step_says_how_to_go_on(
     assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
     assert main([*command, "--resume_from_checkpoint", "last"]) == 0
     assert (run / "model.safetensors").is_file()
+
+
+class Terminate(TrainerCallback):
+    """Sends SIGTERM to this process at the start of the third step."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("eval_steps", [1, 2, 3])
+def test_without_a_new_best_a_training_is_saved_at_the_end_of_its_step(
+    eval_steps: int, material: Path, tmp_path: Path
+) -> None:
+    """Behind an evaluation Trainer forgot that a checkpoint was asked for, so the signal had no effect."""
+    of_trainer = {"max_steps": STEPS, "save_strategy": "best", "metric_for_best_model": "loss"}
+    config = RunConfig(
+        model_name=str(material / "model"),
+        train_file=str(material / "train.jsonl"),
+        eval_file=str(material / "test.jsonl"),
+        output_dir=str(tmp_path / "run"),
+        learning_rate=0.0,  # only the first evaluation is a new best
+        eval_steps=eval_steps,
+        trainer={**of_trainer, "use_cpu": True, "report_to": "none"},
+    )
+    with pytest.raises(Stopped, match=r"stopped; .*checkpoint-3 is saved; resume with `resume_from_checkpoint last`"):
+        run(config, callbacks=[Terminate()])
+    assert checkpoint_fault(tmp_path / "run" / "checkpoint-3") is None
+    state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())
+    assert [line["step"] for line in state["log_history"] if "eval_loss" in line] == [*range(eval_steps, 4, eval_steps)]
+    resumed = run(replace(config, resume_from_checkpoint="last"))
+    assert resumed.record.status == "finished" and resumed.record.results.steps == STEPS
+
+
+def test_checkpoints_on_a_signal_are_those_of_the_run_alone(material: Path, tmp_path: Path) -> None:
+    """Trainer's own took SIGTERM, also for what came behind the run, and a killed run was recorded as finished."""
+    config = RunConfig(
+        model_name=str(material / "model"),
+        train_file=str(material / "train.jsonl"),
+        output_dir=str(tmp_path / "run"),
+        trainer={"max_steps": 1, "use_cpu": True, "report_to": "none", "enable_jit_checkpoint": True},
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(UserError, match=r"^enable_jit_checkpoint: not with this trainer, got True; leave it out: "):
+        run(config)
+    assert not (tmp_path / "run").exists()
+    run(replace(config, trainer={**config.trainer, "enable_jit_checkpoint": False}))
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.slow

@@ -49,10 +49,10 @@ from stepjepa.store.hub import check_uploadable, upload
 from stepjepa.store.record import Lora, RunRecord, Source, read_record
 from stepjepa.store.resume import FinishedError
 from stepjepa.training import argument_checks
-from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.description import describe_objects, describe_run
 from stepjepa.training.plan import EqualCompute, EqualComputeCallback, equal_compute
 from stepjepa.training.saving import resume_hint
+from stepjepa.training.stop import StopCallback
 from stepjepa.training.trainer import JepaTrainer
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from types import NoneType
 from typing import ParamSpec
 
 import torch
+from accelerate import ParallelismConfig
 from torch import nn
 from transformers import TrainerCallback, TrainingArguments
 
@@ -38,8 +39,9 @@ UNSUPPORTED = {
     "label_smoothing_factor": "leave it at 0: the LM loss is that of hard labels; objective= takes a term of yours",
     "auto_find_batch_size": "leave it out, and lower per_device_train_batch_size or JepaConfig(row_length=...)",
     "dataloader_drop_last": "leave it out: losses are means over labels, so a smaller last batch is weighted right",
+    "enable_jit_checkpoint": "leave it out: stepjepa.run and 'stepjepa train' save a checkpoint on SIGTERM anyway",
 }
-"""Option of Trainer that would change the loss, or the records of a step -> what to do instead."""
+"""Option of Trainer that would change the loss or the records of a step, or hide a signal -> what to do instead."""
 
 REMEDIES = {
     "max_length": "set it in JepaConfig(max_length=...)",
@@ -124,6 +126,26 @@ COMPILER = "ACCELERATE_DYNAMO_BACKEND"
 """Variable by which ``accelerate launch --dynamo_backend`` and ``torch_compile`` have Accelerate compile the model."""
 
 
+SPLIT = {"tp_size": "tensor", "cp_size": "context", "sp_size": "sequence"}
+"""Field of ``ParallelismConfig`` -> the parallelism by which several processes compute the same records."""
+
+
+def _check_parallelism(args: TrainingArguments) -> None:
+    """Raise a ``ValueError`` if processes would split layers or rows, by the arguments or by ``accelerate launch``."""
+    parallelism: object = args.parallelism_config
+    if parallelism is None and os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true":
+        parallelism = ParallelismConfig()  # of the launcher's variables
+    remedy = "leave it out: fsdp shards the weights"
+    if not isinstance(parallelism, ParallelismConfig | None):
+        raise ValueError(f"parallelism_config: expected accelerate.ParallelismConfig, got {parallelism!r}; {remedy}")
+    for name, kind in SPLIT.items():
+        if (processes := getattr(parallelism, name, 1)) > 1:
+            raise ValueError(
+                f"parallelism_config: not with {kind} parallelism, got {name} {processes}: every process of this "
+                f"trainer computes whole rows, of records of its own; {remedy}"
+            )
+
+
 def check_arguments(args: TrainingArguments) -> None:
     """Raise a ``ValueError`` for options of Trainer that would be ignored or wrong here."""
     check_subclass_fields(args)
@@ -135,6 +157,7 @@ def check_arguments(args: TrainingArguments) -> None:
     for name, remedy in UNSUPPORTED.items():
         if value := getattr(args, name):
             raise ValueError(f"{name}: not with this trainer, got {value}; {remedy}")
+    _check_parallelism(args)
     if "underflow_overflow" in list(args.debug):
         raise ValueError(
             "debug: underflow_overflow can't look into this trainer's LM head; leave it out: a loss or gradient that "

@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: averages, log lines, warning of a collapse, stop on a signal, no non-finite gradients."""
+"""Callbacks of the trainer: averages, log lines, warning of a collapse, no non-finite gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from transformers.trainer_callback import ProgressCallback, TrainerCallback
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import append_jsonl, read_jsonl, write_jsonl
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import note, spelled
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.models.ema import EmaEncoder
@@ -66,45 +65,6 @@ def place_tensorboard(callbacks: Iterable[TrainerCallback], folder: Path) -> Non
     for callback in callbacks:
         if isinstance(callback, TensorBoardCallback):
             callback.logging_dir = callback.logging_dir or str(folder / BOARD_FOLDER)
-
-
-class StopCallback(TrainerCallback):
-    """Saves a checkpoint at the end of the step in which a signal came to any process, then raises ``Stopped``.
-
-    In the last step of an epoch it waits for the end of the epoch, so that the evaluation and the checkpoint of the
-    epoch are not missing from the resumed run.
-    """
-
-    def __init__(self, request: Interruptions, processes: int = 1, device: torch.device | None = None) -> None:
-        self._request, self._processes, self._device = request, processes, device
-        self._number = 0
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Ask all processes for a request, unless the epoch ends here as well."""
-        if not float(state.epoch).is_integer():
-            self.on_epoch_end(args, state, control)
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Ask all processes for a request; if one has it, a checkpoint is saved."""
-        if not self._number:
-            self._number = self._request.first
-            if self._processes > 1:
-                numbers = torch.tensor(self._number, device=self._device)
-                torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX)
-                self._number = int(numbers.item())
-        control.should_save |= bool(self._number)
-
-    # An evaluation may take long.
-    on_evaluate = on_epoch_end
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """Raise ``Stopped`` once the checkpoint is saved."""
-        if self._number:
-            raise Stopped(self._number, by_all=True)
 
 
 # -- log lines ---------------------------------------------------------------------------------------------------------

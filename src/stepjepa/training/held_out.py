@@ -22,6 +22,7 @@ from stepjepa.store.metric_names import UNNAMED
 from stepjepa.training.held_out_sets import EvalData
 from stepjepa.training.interface import TrainerInterface
 from stepjepa.training.optimizers import use_evaluation_weights
+from stepjepa.training.stop import StopCallback
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerControl
@@ -214,6 +215,12 @@ class EvaluatingTrainer(Trainer):
             self.evaluated[self.state.global_step] = of_all
         self._memory_tracker.stop_and_update_metrics(of_all)
         return of_all
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Return whether ``save_strategy best`` saves a checkpoint: of a new best, or to stop on a signal."""
+        is_new_best = bool(super()._determine_best_metric(metrics, trial))
+        stops = (callback for callback in self.callback_handler.callbacks if isinstance(callback, StopCallback))
+        return is_new_best or any(stop.is_requested for stop in stops)
 
     def get_eval_dataloader(self, eval_dataset: EvalData | None = None) -> DataLoader[Any]:
         """Return the micro-batches that :meth:`evaluate` measures, on the device, for ``compute_loss``.

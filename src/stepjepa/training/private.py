@@ -102,6 +102,11 @@ PARTS = (
     _overridden("_save", "output_dir state_dict", "heads of terms are saved in files of their own"),
     _overridden("_load_from_checkpoint", "resume_from_checkpoint model", "heads of terms are loaded from their files"),
     _overridden("_load_best_model", "", "the same for the best checkpoint, and its averaged weights"),
+    _overridden(
+        "_determine_best_metric",
+        "metrics trial",
+        "with `save_strategy best` its answer replaces what a callback asks for, such as a checkpoint to stop by",
+    ),
     _overridden("_issue_warnings_after_load", "load_result", "missing weights are an error; Trainer warns"),
     _overridden(
         "_load_optimizer_and_scheduler",
