@@ -1,11 +1,14 @@
 """A run's settings as ``transformers.TrainingArguments``."""
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from json import JSONDecodeError
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from stepjepa.base.errors import UserError
 from stepjepa.config.run import RunConfig
@@ -36,18 +39,62 @@ def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> Traini
     _check_best(values, has_eval)
     if values.get("push_to_hub"):
         check_online()
+    result = _accepted(values, [*run.trainer, *more])
     try:
-        result = TrainingArguments(**values)
         if {"bf16", "fp16"} & run.trainer.keys():
             # A precision that the run names, also as False, comes before that of the environment.
             result.mixed_precision = "bf16" if result.bf16 else "fp16" if result.fp16 else "no"
         # Checked before data and model are prepared, which takes long.
         check_arguments(result)
-        for tracker in get_reporting_integration_callbacks(result.report_to):
-            tracker()
     except (ValueError, ImportError, TypeError, RuntimeError) as error:
         raise UserError(" ".join(str(error).split())) from None
+    _check_trackers(result.report_to)
     return result
+
+
+_REFUSALS = (ValueError, ImportError, TypeError, RuntimeError, OSError)
+"""Errors of transformers for values that it does not take."""
+
+
+def _accepted(values: dict[str, object], names: Collection[str]) -> TrainingArguments:
+    """Return the Trainer's arguments; ``UserError`` that names the field if transformers refuses one of ``names``."""
+    try:
+        return TrainingArguments(**values)
+    except _REFUSALS as error:
+        message = " ".join(str(error).split())
+        of_file = isinstance(error, OSError | JSONDecodeError)
+        if not of_file and any(re.search(rf"\b{name}\b", message) for name in names):
+            raise UserError(message) from None
+        # Of settings that need each other, such as fsdp and fsdp_config, the one that names the file.
+        suspects = [name for name in names if isinstance(values[name], str) or not of_file]
+        refused = next((name for name in suspects if _takes(values, without=name)), None)
+        if refused is None:
+            raise UserError(message) from None
+        if of_file:
+            fault = getattr(error, "strerror", None) or getattr(error, "msg", message)
+            message = f"expected a JSON object, or the name of a file of one, got {values[refused]!r} ({fault})"
+        raise UserError(f"{refused}: {message}") from None
+
+
+def _takes(values: Mapping[str, Any], without: str) -> bool:
+    """Return whether transformers takes the values without one field."""
+    try:
+        TrainingArguments(**{name: value for name, value in values.items() if name != without})
+    except _REFUSALS:
+        return False
+    return True
+
+
+def _check_trackers(names: Collection[str]) -> None:
+    """Raise a ``UserError`` for a tracker that transformers does not know, or whose package is not installed."""
+    for name in names:
+        if name not in INTEGRATION_TO_CALLBACK:
+            known = ", ".join(INTEGRATION_TO_CALLBACK)
+            raise UserError(f"report_to: expected none, all, or one or more of {known}; got '{name}'")
+        try:
+            INTEGRATION_TO_CALLBACK[name]()
+        except (ImportError, RuntimeError) as error:
+            raise UserError(f"report_to: {' '.join(str(error).split())}") from None
 
 
 def _check_best(values: Mapping[str, object], has_eval: bool) -> None:

@@ -170,7 +170,8 @@ def check_arguments(args: TrainingArguments) -> None:
     if args.torch_compile:
         # TrainingArguments has set it, for all trainers that follow in this process.
         os.environ.pop(COMPILER, None)
-        raise ValueError("torch_compile: this trainer can't be compiled; leave it out")
+        remedy = "leave it out, and torch_compile_backend and torch_compile_mode, which imply it"
+        raise ValueError(f"torch_compile: this trainer can't be compiled; {remedy}")
     if os.environ.get(COMPILER, "no").lower() != "no":
         raise ValueError(f"{COMPILER}: this trainer can't be compiled; unset it, or leave --dynamo_backend out")
     for name in ("split_batches", "dispatch_batches"):
