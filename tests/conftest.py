@@ -123,14 +123,14 @@ def fitted_flops() -> Callable[..., Any]:
 
     fitted: dict[Any, Any] = {}
 
-    def fit(model: Any, checkpoint_fn: Any) -> Any:
+    def fit(model: Any, recomputed: Any) -> Any:
         config = base_model(model).config
         sizes = tuple(
             (weight.shape, weight.dtype, weight.device, weight.requires_grad) for weight in model.parameters()
         )
-        key = str(model), config.to_json_string(), config._attn_implementation, sizes, repr(checkpoint_fn)
+        key = str(model), config.to_json_string(), config._attn_implementation, sizes, recomputed
         if key not in fitted:
-            fitted[key] = fit_decoder(model, checkpoint_fn)
+            fitted[key] = fit_decoder(model, recomputed)
         return fitted[key]
 
     return fit

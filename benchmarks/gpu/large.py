@@ -12,6 +12,7 @@ from stepjepa.config.lora import LoraSettings
 from stepjepa.models.loading import add_lora
 from stepjepa.running.memory import activations, resident_bytes
 from stepjepa.training.flops import Shape
+from stepjepa.training.recomputation import Recomputation
 
 from .result import Result, peak_flops, peak_memory, quiet, rounded
 from .speed import islice_batches
@@ -62,10 +63,8 @@ def part_large(world: World, result: Result) -> None:
             tokens = max(Shape.of(each).tokens for each in batches)
             device = rounded(torch.cuda.get_device_properties(0).total_memory / 2**30) if world.cuda else None
             parts = resident_bytes(trainer.model, "adamw_torch_fused")
-            parts["activations"] = (
-                activations(trainer.model, tokens, mixed=more["bf16"], checkpointing=more["gradient_checkpointing"])
-                or 0
-            )
+            recomputed = Recomputation.of(trainer.args)
+            parts["activations"] = activations(trainer.model, tokens, mixed=more["bf16"], recomputed=recomputed) or 0
             measured = watch.summary() | {
                 "built s": round(built, 1), "records": records_of_a_step, "most tokens": tokens,
                 "dry run GiB": {key: rounded(value / 2**30, 3) for key, value in parts.items()},

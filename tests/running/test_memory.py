@@ -18,6 +18,7 @@ from stepjepa.models.architecture import PredictorHead, attach_heads, without_he
 from stepjepa.models.ema import EMA_FILE, EmaEncoder
 from stepjepa.models.loading import add_lora
 from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, resident_bytes
+from stepjepa.training.recomputation import Recomputation
 
 
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:
@@ -116,8 +117,20 @@ def test_activations_are_about_those_of_a_real_pass() -> None:
     assert activations(model, 62) == pytest.approx(result, rel=0.34)
     assert activations(model, 62, mixed=True) == activations(model, 62) // 2  # type: ignore[operator]
     # Two blocks; of each its input, and of one all the rest.
-    assert activations(model, 62, checkpointing=True) == 62 * 4 * 2 * 264 + activations(model, 62) // 2  # type: ignore[operator]
+    assert activations(model, 62, recomputed=Recomputation()) == 62 * 4 * 2 * 264 + activations(model, 62) // 2  # type: ignore[operator]
     assert activations(tiny.make_model("qwen3_moe"), 62) is None
+
+
+@pytest.mark.parametrize(("every_n_layers", "whole", "inputs"), [(1, 1, 7), (2, 4, 4), (3, 5, 3), (11, 7, 1)])
+def test_blocks_that_are_not_recomputed_keep_their_values(every_n_layers: int, whole: int, inputs: int) -> None:
+    """Of seven: the blocks between those that are recomputed, and one of these; and the inputs of all of these."""
+    model: Any = tiny.make_model("llama", num_hidden_layers=7)
+    recomputed, of_inputs = Recomputation(every_n_layers), inputs * 62 * 4 * 33
+    values, copies = activations(model, 62), converted_bytes(model)
+    assert values is not None
+    assert activations(model, 62, recomputed=recomputed) == of_inputs + values * whole // 7
+    assert activations(model, 62, recomputed=recomputed._replace(offload=True)) == values * whole // 7
+    assert converted_bytes(model, recomputed=recomputed) == copies * whole // 7
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -141,6 +154,6 @@ def test_autocast_keeps_a_copy_of_each_matrix(frozen: bool) -> None:
     matrices = [tensor for tensor in kept.values() if tensor.ndim == 2 and 62 not in tensor.shape]
     copies = sum(tensor.untyped_storage().nbytes() for tensor in matrices)
     assert {tensor.dtype for tensor in matrices} == {torch.bfloat16}
-    assert converted_bytes(model) == copies == 2 * converted_bytes(model, checkpointing=True)
+    assert converted_bytes(model) == copies == 2 * converted_bytes(model, recomputed=Recomputation())
     assert activations(model, 62, mixed=True) == pytest.approx(size - copies, rel=0.4)
     assert converted_bytes(model.to(torch.bfloat16)) == 0

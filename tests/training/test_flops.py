@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from stepjepa.batch.collate import Collator
 from stepjepa.batch.costs import Costs
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.lora import LoraSettings
-from stepjepa.models.architecture import attach_heads, without_heads
+from stepjepa.models.architecture import attach_heads, find_decoder, without_heads
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.ema import EmaEncoder
 from stepjepa.models.lm_head import LMHead
@@ -30,7 +29,8 @@ from stepjepa.objectives.term import Context
 from stepjepa.objectives.text import LMLoss, PromptLoss
 from stepjepa.training import flop_counts
 from stepjepa.training.flop_counter import counting
-from stepjepa.training.flops import FlopModel, Shape, recomputation
+from stepjepa.training.flops import FlopModel, Shape
+from stepjepa.training.recomputation import Recomputation
 from stepjepa.views.sequences import Pair, SampledRecord, TokenizedRecord, View
 
 pytestmark = [
@@ -236,7 +236,7 @@ def test_a_few_layers_say_what_all_of_them_cost(name: str, kind: str, monkeypatc
     monkeypatch.setattr(flop_counts, "_count", lambda *given: passes.append(1) or count(*given))
     few = FlopModel.of(model)
     assert len(passes) == (6 if name in ("llama", "qwen3") and kind != "frozen below" else 3)
-    monkeypatch.setattr(flop_counts, "_FEW", (99, 100))
+    monkeypatch.setattr(flop_counts, "_FEWEST", 99)
     assert FlopModel.of(model) == few
 
 
@@ -258,7 +258,7 @@ def test_labels_of_the_prompt() -> None:
 )
 def test_gradient_checkpointing(name: str, adapter: str, reentrant: bool) -> None:
     model = prepared(name, "eager", adapter)
-    flops, once = FlopModel.of(model, gradient_checkpointing=True, reentrant=reentrant), FlopModel.of(model)
+    flops, once = FlopModel.of(model, recomputed=Recomputation(reentrant=reentrant)), FlopModel.of(model)
     # The older name warns in the newest version.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": reentrant})
@@ -267,22 +267,53 @@ def test_gradient_checkpointing(name: str, adapter: str, reentrant: bool) -> Non
     assert once.of_batch(given) < flops.of_batch(given)
 
 
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing.* is deprecated:FutureWarning")
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, (False, False)),
-        ({"gradient_checkpointing": True}, (True, False)),
-        ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}, (True, True)),
-        # FSDP has an option of its own, whose wrapper is not reentrant; without FSDP it does nothing.
-        ({"fsdp": "full_shard", "fsdp_config": {"activation_checkpointing": True}}, (True, False)),
-        ({"fsdp_config": {"activation_checkpointing": True}}, (False, False)),
-    ],
-)
-def test_what_is_recomputed_is_named_by_the_arguments(
-    options: dict[str, Any], expected: tuple[bool, bool], tmp_path: Path
+def enable_checkpointing(model: Any, options: dict[str, Any], every_n_layers: int) -> None:
+    # The older name warns in the newest version.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(options, every_n_layers=every_n_layers)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("adapter", BOTH)
+@pytest.mark.parametrize("layers", [6, 7, 11])
+@pytest.mark.parametrize("every_n_layers", [1, 2, 3, 13])
+def test_every_so_many_layers_are_counted_twice(
+    every_n_layers: int, layers: int, adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tuple(recomputation(tiny.arguments(tmp_path, **options)).values()) == expected
+    """All of them were counted so, and a few layers said too much or too little of the others."""
+    model = tiny.make_model("llama", "eager", num_hidden_layers=layers)
+    enable_trees(model, segments=False)
+    model = model if adapter == "none" else add_lora(model, LoraSettings(3), [7, 11])
+    LMHead(model.train())
+    recomputed = Recomputation(every_n_layers)
+    numbers: list[int] = []
+    count = flop_counts._count
+
+    def counted(copied: Any, length: int) -> Any:
+        numbers.append(len(find_decoder(copied).layers))
+        return count(copied, length)
+
+    monkeypatch.setattr(flop_counts, "_count", counted)
+    flops = FlopModel.of(model, recomputed=recomputed)
+    enable_checkpointing(model, {"use_reentrant": False}, every_n_layers)
+    given = batch()
+    assert flops.of_batch(given) == measure(lambda: run(model, given))
+    # A few layers are run in place of all, where they take less time.
+    few = {1: {2, 3}, 2: {2 + layers % 2, 4 + layers % 2}, 3: {2 + (layers - 2) % 3, 5 + (layers - 2) % 3}}
+    fewer = few.get(every_n_layers, {99})
+    assert {*numbers} == (fewer if sum(fewer) < layers else {layers})
+
+
+def test_layers_that_a_model_checkpoints_by_itself_are_counted_twice() -> None:
+    """Enabled on the model, which the arguments do not name."""
+    model = prepared("llama", "eager")
+    enable_checkpointing(model, {"use_reentrant": False}, 2)
+    given = batch()
+    assert FlopModel.of(model).of_batch(given) == measure(lambda: run(model, given))
+    # The arguments come first, as in Trainer.
+    flops = FlopModel.of(model, recomputed=Recomputation())
+    enable_checkpointing(model, {"use_reentrant": False}, 1)
+    assert flops.of_batch(given) == measure(lambda: run(model, given))
 
 
 def test_a_variable_length_call_counts_as_its_segments_do() -> None:

@@ -51,8 +51,9 @@ from stepjepa.training.checks import (
     check_positions,
     check_sharding,
 )
-from stepjepa.training.flops import FlopModel, Shape, recomputation
+from stepjepa.training.flops import FlopModel, Shape
 from stepjepa.training.plan import Plan, equal_compute
+from stepjepa.training.recomputation import Recomputation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -119,7 +120,7 @@ class _SetUp:
     jepa: Jepa
     prepared: Prepared
     plan: Plan
-    checkpointing: bool  # layers are recomputed in the backward pass
+    recomputed: Recomputation | None  # in the backward pass
 
     @property
     def flops(self) -> FlopModel:
@@ -163,7 +164,6 @@ def _set_up(
         rows=False,
     )
     check_positions(jepa.collator, prepared, held_out)
-    recomputed = recomputation(training)
     try:
         flops = FlopModel.of_training(model, config, training)
     except (RuntimeError, NotImplementedError):
@@ -178,8 +178,11 @@ def _set_up(
         processes=processes,
         group_by=run.group_by,
     )
-    checkpointing = recomputed["gradient_checkpointing"]
-    return _SetUp(run, training, processes, sharding, model, jepa, prepared, plan, checkpointing)
+    recomputed = Recomputation.of(training)
+    if recomputed is not None and device == "cpu":
+        # The host's memory is the one that is estimated.
+        recomputed = recomputed._replace(offload=False)
+    return _SetUp(run, training, processes, sharding, model, jepa, prepared, plan, recomputed)
 
 
 def _estimate(set_up: _SetUp, all_records: int | None, device: str) -> Estimate:
@@ -264,10 +267,10 @@ def _memory(set_up: _SetUp, batches: Iterable[Batch]) -> MemoryEstimate:
         ema=run.jepa.target_grad == "ema",
     )
     mixed, tokens = training.bf16 or training.fp16, Shape.of(largest).tokens
-    if (saved := activations(model, tokens, mixed=mixed, checkpointing=set_up.checkpointing)) is not None:
+    if (saved := activations(model, tokens, mixed=mixed, recomputed=set_up.recomputed)) is not None:
         parts["activations"] = saved
         if mixed and set_up.sharding is None and run.quantized is None:
-            parts["16-bit copies of weights"] = converted_bytes(model, checkpointing=set_up.checkpointing)
+            parts["16-bit copies of weights"] = converted_bytes(model, recomputed=set_up.recomputed)
     return {
         "parts": parts,
         "largest_batch": {"rows": rows, "length": length, **Shape.of(largest)._asdict()},

@@ -9,10 +9,11 @@ and optimizer states are sharded (1 if they are not):
 - averaged weights (``target_grad ema``): ``n w``, and ``4 n`` again where w is less than 4, since they are averaged in
   float32;
 - activations: ``T w sum(i + o)``, for T tokens, over the matrices of all blocks, which read i and write o values a
-  token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. A lower bound: within
-  a third for Llama and similar models (two fifths under autocast), far too low for GPT-2;
+  token; with checkpointing of C blocks of width D: ``T w C D`` unless they are offloaded, and the sum over the other
+  blocks and one more. A lower bound: within a third for Llama and similar models (two fifths under autocast), far too
+  low for GPT-2;
 - 16-bit copies of weights: two bytes for each float32 weight of these matrices, which autocast converts and autograd
-  keeps, unless the weights are sharded or quantized; with checkpointing those of one block.
+  keeps, unless the weights are sharded or quantized; with checkpointing those of the other blocks and of one more.
 
 Not included: blocks that FSDP gathers while they are in use, logits, temporary tensors of the backward pass and of
 kernels, and the memory of the allocator and of the device's libraries.
@@ -20,6 +21,7 @@ kernels, and the memory of the allocator and of the device's libraries.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -29,6 +31,7 @@ from torch import Tensor, nn
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.models.architecture import HEADS, find_decoder, has_experts
+from stepjepa.training.recomputation import Recomputation
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -134,32 +137,44 @@ def averaged(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for name, parameter in named if parameter.requires_grad and not name.startswith(f"{HEADS}.")]
 
 
-def activations(model: nn.Module, tokens: int, *, mixed: bool = False, checkpointing: bool = False) -> int | None:
+def _blocks(decoder: Any, recomputed: Recomputation | None) -> tuple[int, int, int]:
+    """Return the number of blocks, of those whose values are in memory at once, and of those that keep their input."""
+    blocks = int(decoder.config.num_hidden_layers)
+    if recomputed is None:
+        return blocks, blocks, 0
+    checkpointed = math.ceil(blocks / recomputed.every_n_layers)
+    return blocks, blocks - checkpointed + 1, 0 if recomputed.offload else checkpointed
+
+
+def activations(
+    model: nn.Module, tokens: int, *, mixed: bool = False, recomputed: Recomputation | None = None
+) -> int | None:
     """Return the bytes kept between forward and backward pass of a micro-batch; None for a mixture of experts.
 
     Args:
         model: on any device.
         tokens: of the micro-batch, padding included.
         mixed: the pass runs in 16 bits under autocast.
-        checkpointing: layers are recomputed in the backward pass.
+        recomputed: the blocks that are recomputed in the backward pass; None for none.
     """
     if has_experts(model):
         return None
     decoder: Any = find_decoder(model)
     width = 2 if mixed else torch.finfo(decoder.dtype).bits // 8
     values = sum(sum(weight.shape) for name, weight in _matrices(decoder) if "lora_" not in name)
-    blocks = int(decoder.config.num_hidden_layers)
-    return tokens * width * (blocks * decoder.config.hidden_size + values // blocks if checkpointing else values)
+    blocks, whole, inputs = _blocks(decoder, recomputed)
+    return tokens * width * (inputs * int(decoder.config.hidden_size) + values * whole // blocks)
 
 
-def converted_bytes(model: nn.Module, *, checkpointing: bool = False) -> int:
+def converted_bytes(model: nn.Module, *, recomputed: Recomputation | None = None) -> int:
     """Return the bytes of the 16-bit copies of float32 weights that autocast makes, and that the backward pass needs.
 
     Arguments are those of :func:`activations`.
     """
     decoder: Any = find_decoder(model)
     size = sum(2 * weight.numel() for _, weight in _matrices(decoder) if weight.dtype == torch.float32)
-    return size // int(decoder.config.num_hidden_layers) if checkpointing else size
+    blocks, whole, _ = _blocks(decoder, recomputed)
+    return size * whole // blocks
 
 
 def _matrices(decoder: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -23,6 +23,7 @@ from stepjepa.config.trainer import NEEDLESS
 from stepjepa.models.architecture import check_unwrapped, has_experts
 from stepjepa.models.probe import leaves_weights_unused
 from stepjepa.objectives.objective import Objective
+from stepjepa.training.recomputation import Recomputation
 from stepjepa.training.refused_methods import ARGUMENT_REMEDIES
 
 P = ParamSpec("P")
@@ -158,6 +159,7 @@ def check_arguments(args: TrainingArguments) -> None:
         if value := getattr(args, name):
             raise ValueError(f"{name}: not with this trainer, got {value}; {remedy}")
     _check_parallelism(args)
+    Recomputation.of(args)  # its errors
     if "underflow_overflow" in list(args.debug):
         raise ValueError(
             "debug: underflow_overflow can't look into this trainer's LM head; leave it out: a loss or gradient that "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,12 +9,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stepjepa.models.architecture import base_model, find_decoder, find_heads
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.without_values import copied, shared, without_values, zeros
 from stepjepa.training.flop_counter import counting
+from stepjepa.training.recomputation import Recomputation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -55,15 +54,18 @@ class HeadFlops(NamedTuple):
     token_rows: int  # the part of it that trains a few rows only
 
 
-def fit_decoder(model: nn.Module, checkpoint_fn: Callable[..., Tensor] | None) -> DecoderFlops:
-    """Fit the FLOPs of the decoder to the counts of three lengths, which is exact, since they are such a polynomial."""
+def fit_decoder(model: nn.Module, recomputed: Recomputation | None) -> DecoderFlops:
+    """Fit the FLOPs of the decoder to the counts of three lengths, which is exact, since they are such a polynomial.
+
+    Blocks of a copy of the model are checkpointed as ``recomputed`` says; None leaves them as they are.
+    """
     config: Any = find_decoder(model).config
     positions = getattr(config, "max_position_embeddings", None) or 10**6
     lengths = [times * min(_unit(config), positions // 5) for times in (1, 2, 5)]
     terms = np.array([[length, length**2, 1] for length in lengths], float)
 
     def fit(copied: nn.Module) -> DecoderFlops:
-        _set_to_train(copied, checkpoint_fn)
+        _set_to_train(copied, recomputed)
         counted = np.array([_count_layers(copied, length) for length in lengths], float)  # [3, 2]
         forward, both = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
         return DecoderFlops(Polynomial(*forward), Polynomial(*both))
@@ -88,8 +90,8 @@ def _unit(config: PreTrainedConfig) -> int:
     return next((int(chunk) for chunk in chunks if chunk), 64 if linear else 4)
 
 
-def _set_to_train(model: PreTrainedModel, checkpoint_fn: Callable[..., Tensor] | None) -> None:
-    """Set a copy of a model to training, its blocks checkpointed by ``checkpoint_fn`` unless that is None."""
+def _set_to_train(model: PreTrainedModel, recomputed: Recomputation | None) -> None:
+    """Set a copy of a model to training, some of its blocks checkpointed unless ``recomputed`` is None."""
     model.train()
     # Torch does not count the FLOPs of FlashAttention and of kernels for quantized weights.
     config = base_model(model).config
@@ -98,13 +100,8 @@ def _set_to_train(model: PreTrainedModel, checkpoint_fn: Callable[..., Tensor] |
     for module in model.modules():
         if isinstance(module, nn.Linear) and not module.weight.is_floating_point():
             module.forward = partial(_unpacked, module)  # type: ignore[method-assign]
-        # Not by the model's own method, which also adds hooks to the embeddings for adapters.
-        if (
-            isinstance(module, GradientCheckpointingLayer)
-            and checkpoint_fn is not None
-            and not module.gradient_checkpointing
-        ):
-            module.gradient_checkpointing, module._gradient_checkpointing_func = True, checkpoint_fn
+    if recomputed is not None:
+        recomputed.apply(model)
 
 
 def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
@@ -112,27 +109,40 @@ def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
     return F.linear(values, values.new_zeros(layer.out_features, layer.in_features))
 
 
-# If all layers are alike, models of 2 and of 3 layers are counted: two, since the first layer's input may need no
-# gradient.
-_FEW = (2, 3)
+# Fewest layers of a model from which others are extrapolated: two, since the first layer's input may need no gradient.
+_FEWEST = 2
+
+
+def _few(layers: nn.ModuleList) -> tuple[int, int]:
+    """Return two numbers of layers, from which the cost of all is extrapolated: they differ by one period.
+
+    A period is as many layers as have each kind of them once: those whose pass is repeated in the backward pass, and
+    those that keep their values. What the smaller number lacks are whole periods.
+    """
+    checkpointed = [bool(getattr(layer, "gradient_checkpointing", False)) for layer in layers]
+    size = len(layers)
+    period = next(number for number in range(1, size + 1) if checkpointed[number:] == checkpointed[: size - number])
+    fewer = _FEWEST + (size - _FEWEST) % period
+    return fewer, fewer + period
 
 
 def _count_layers(model: PreTrainedModel, length: int) -> Passes:
-    """Count as :func:`_count` does; if all layers are alike, extrapolate from models of two and three layers."""
+    """Count as :func:`_count` does; if all layers are alike, extrapolate from models of a few layers."""
     decoder = find_decoder(model)
     layers = getattr(decoder, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or len(layers) <= sum(_FEW) or not _alike(decoder, layers):
+    if not isinstance(layers, nn.ModuleList) or len(layers) <= sum(_few(layers)) or not _alike(decoder, layers):
         return _count(model, length)
     config = decoder.config
+    fewest, number_more = _few(layers)
     few: list[Passes] = []
     try:
-        for number in _FEW:
+        for number in (fewest, number_more):
             decoder.layers, config.num_hidden_layers = nn.ModuleList(layers[:number]), number
             few.append(_count(model, length))
     finally:
         decoder.layers, config.num_hidden_layers = layers, len(layers)
-    more = len(layers) - _FEW[0]
-    return Passes(*(fewer + more * (one_more - fewer) for fewer, one_more in zip(*few, strict=True)))
+    periods = (len(layers) - fewest) // (number_more - fewest)
+    return Passes(*(fewer + periods * (more - fewer) for fewer, more in zip(*few, strict=True)))
 
 
 def _alike(decoder: PreTrainedModel, layers: nn.ModuleList) -> bool:

@@ -10,33 +10,17 @@ user's own terms, whose inputs are unknown here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.training.flop_counts import fit_decoder, flops_before_head, head_flops, predictor_head_flops
+from stepjepa.training.recomputation import Recomputation
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
-
-
-class Recomputation(TypedDict):
-    """Which parts are recomputed in the backward pass: arguments of :meth:`FlopModel.of` with these names."""
-
-    gradient_checkpointing: bool
-    reentrant: bool
-
-
-def recomputation(args: TrainingArguments) -> Recomputation:
-    """Return whether training checkpoints its layers, by their own option or by that of FSDP, and how."""
-    fsdp = args.fsdp_config if args.fsdp and isinstance(args.fsdp_config, dict) else {}
-    by_fsdp = str(fsdp.get("activation_checkpointing")).lower() == "true"
-    reentrant = bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)) and not by_fsdp
-    return {"gradient_checkpointing": bool(args.gradient_checkpointing) or by_fsdp, "reentrant": reentrant}
 
 
 def has_first_pass(config: JepaConfig, args: TrainingArguments) -> bool:
@@ -94,8 +78,7 @@ class FlopModel:
         cls,
         model: nn.Module,
         *,
-        gradient_checkpointing: bool = False,
-        reentrant: bool = False,
+        recomputed: Recomputation | None = None,
         ema: bool = False,
         first_pass: bool = False,
     ) -> FlopModel:
@@ -103,13 +86,11 @@ class FlopModel:
 
         Args:
             model: a causal language model or a PEFT wrapper of one, not wrapped by DDP or FSDP; it is not changed.
-            gradient_checkpointing: layers are recomputed in the backward pass.
-            reentrant: by the variant ``use_reentrant``.
+            recomputed: the blocks that are recomputed in the backward pass; None for none.
             ema: averaged weights encode the target: one more forward pass of the decoder, without backward pass.
             first_pass: a forward pass gives the embeddings of a step before its training (``compare_pairs_in``).
         """
-        checkpoint_fn = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
-        decoder, head, before_head = fit_decoder(model, checkpoint_fn), head_flops(model), flops_before_head(model)
+        decoder, head, before_head = fit_decoder(model, recomputed), head_flops(model), flops_before_head(model)
         predictor_head = predictor_head_flops(model)
         return cls(
             token=decoder.both.token,
@@ -129,7 +110,7 @@ class FlopModel:
     def of_training(cls, model: nn.Module, config: JepaConfig, args: TrainingArguments) -> FlopModel:
         """Fit the cost of a training with these settings, see :meth:`of`."""
         passes = {"ema": config.target_grad == "ema", "first_pass": has_first_pass(config, args)}
-        return cls.of(model, **recomputation(args), **passes)
+        return cls.of(model, recomputed=Recomputation.of(args), **passes)
 
     def of_shape(self, shape: Shape) -> int:
         """Return the FLOPs of a micro-batch of this shape, forward and backward."""
