@@ -57,6 +57,24 @@ def test_the_error_says_what_is_expected(settings: dict[str, Any], words: str, t
     assert error is not None and re.search(words, error), error
 
 
+@pytest.mark.parametrize(
+    ("settings", "greater"),
+    [
+        ({}, None),
+        ({"metric_for_best_model": "shuffled_similarity"}, False),
+        ({"metric_for_best_model": "eval_shuffled_similarity"}, False),
+        ({"metric_for_best_model": "eval_shuffled_similarity", "greater_is_better": True}, True),
+        ({"metric_for_best_model": "matched_similarity"}, True),
+        ({"metric_for_best_model": "jepa_loss"}, False),
+    ],
+)
+def test_the_best_checkpoint_has_the_least_of_what_should_be_small(
+    settings: dict[str, Any], greater: bool | None, tmp_path: Path
+) -> None:
+    config = RunConfig(output_dir=tmp_path, trainer={"use_cpu": True, **settings})
+    assert training_arguments(config, has_eval=True).greater_is_better is greater
+
+
 def test_the_shell_names_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--train_file", "x.jsonl", "--model_name", "preset:tiny", "--use_cpu", "--output_dir", str(tmp_path / "a")]
     for name, value in {"accelerator_config": "abc", "report_to": ""}.items():

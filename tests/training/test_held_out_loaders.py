@@ -102,6 +102,28 @@ def test_records_can_be_assigned(trained_tokenizer: Any, tmp_path: Path) -> None
         trainer.train_dataset = ROWS
 
 
+def test_loaders_have_the_workers_of_the_training(trained_tokenizer: Any, tmp_path: Path) -> None:
+    """Worker processes that are to be spawned, since forked ones hang, were forked all the same."""
+    trainer = make_trainer(tmp_path, trained_tokenizer)
+    assert trainer.get_eval_dataloader().multiprocessing_context is None
+    args = trainer.args
+    args.dataloader_num_workers, args.dataloader_prefetch_factor = 1, 3
+    args.dataloader_multiprocessing_context = "spawn"
+    loader = trainer.get_eval_dataloader()
+    context = loader.multiprocessing_context.get_start_method()
+    assert (loader.num_workers, loader.prefetch_factor, context) == (1, 3, "spawn")
+
+
+@pytest.mark.slow
+def test_workers_that_are_spawned_measure_the_same(trained_tokenizer: Any, tmp_path: Path) -> None:
+    args = (trainer := make_trainer(tmp_path, trained_tokenizer)).args
+    args.dataloader_num_workers, args.dataloader_prefetch_factor = 1, 3
+    args.dataloader_multiprocessing_context = "spawn"
+    in_workers, args.dataloader_num_workers = trainer.evaluate()["eval_lm_loss"], 0
+    args.dataloader_prefetch_factor = args.dataloader_multiprocessing_context = None
+    assert in_workers == trainer.evaluate()["eval_lm_loss"]
+
+
 def test_loaders_without_records_say_what_to_pass(trained_tokenizer: Any, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, trained_tokenizer, None)
     with pytest.raises(ValueError, match="get_eval_dataloader: expected one set of records, got none; pass a list"):

@@ -16,6 +16,7 @@ from stepjepa.config.trainer import changed_defaults
 from stepjepa.running.precision import bf16_by_default, cuda_has_bf16
 from stepjepa.store.hub import check_online
 from stepjepa.training.argument_checks import check_arguments, launched_together
+from stepjepa.training.metric_checks import LESS_IS_BETTER
 
 GPU_WORKERS = 2
 """Processes that collate micro-batches while a GPU computes; for a small model one is enough."""
@@ -132,6 +133,8 @@ def _values(run: RunConfig, has_eval: bool, **more: object) -> dict[str, object]
         values["eval_strategy"] = "epoch" if run.eval_steps is None else "steps"
         values["eval_steps"] = run.eval_steps
     values.update(run.trainer | more)
+    if str(values.get("metric_for_best_model")).removeprefix("eval_") in LESS_IS_BETTER:
+        values = {"greater_is_better": False, **values}
     if _cuda_device(values):
         values = {"dataloader_num_workers": GPU_WORKERS, **values}
         if bf16_by_default(run) and cuda_has_bf16():

@@ -120,6 +120,8 @@ def micro_batches(trainer: MeasuringTrainer, prepared: Prepared) -> DataLoader[A
         collate_fn=trainer.data_collator,
         num_workers=trainer.args.dataloader_num_workers,
         pin_memory=trainer.args.dataloader_pin_memory,
+        prefetch_factor=trainer.args.dataloader_prefetch_factor,
+        multiprocessing_context=trainer.args.dataloader_multiprocessing_context,
         # Otherwise it draws the seed of its workers from the numbers of the training.
         generator=torch.Generator().manual_seed(0),
     )

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 # Metrics that Trainer adds to every evaluation.
 _ADDED = ("epoch", "runtime", "samples_per_second")
+LESS_IS_BETTER = frozenset({"shuffled_similarity"})
+"""Metrics beside losses of which the least is best: Trainer takes the greatest of all whose name ends otherwise."""
+
 # Prefix of metrics -> the setting of a run that measures them.
 _SCORED_BY = {"answer": "`eval_generate N`", "retrieval": "`eval_retrieval`"}
 
