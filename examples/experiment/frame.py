@@ -60,7 +60,10 @@ TESTS = {
     "turk-fresh": Test("TURK, ten other seeds", "turk", tabled=False),
     "retrieval": Test("synth, answers and retrieval", "synth", whole=True, tabled=False),
     "retrieval-turk": Test("TURK, answers and retrieval", "turk", whole=True, tabled=False),
-    "retrieval-turk-128": Test("TURK, 128 pairs a step, answers and retrieval", "turk", whole=True, tabled=False),
+    "retrieval-synth-128": Test(
+        "synth, 16 epochs of 128 pairs, answers and retrieval", "synth", whole=True, tabled=False
+    ),
+    "retrieval-turk-128": Test("TURK, 16 epochs of 128 pairs, answers and retrieval", "turk", whole=True, tabled=False),
     "retrieval-spider": Test("Spider, answers and retrieval", tabled=False),
     "retrieval-small": Test("synth, preset:small, answers and retrieval", "synth", whole=True, tabled=False),
     "retrieval-smollm2": Test("synth, SmolLM2, answers and retrieval", "synth", tabled=False),

@@ -75,6 +75,7 @@ DATA = {
     "sums": Data(
         "sums", EXPERIMENT / "sums-train.jsonl", EXPERIMENT / "sums-test.jsonl", None, computed=True, word=r"\S+"
     ),
+    "synth-128": Data("synth", *SETS["synth"], NlRxTask(), wide=True),
     "small": Data("synth", *SETS["synth"], NlRxTask(), "preset:small"),
     # The records that retrieval-smollm2.yaml, and the files of TURK and Spider beside it, train on and ask.
     "smollm2": Data("synth", EXPERIMENT / "synth-1-4.jsonl", SETS["synth"][1], NlRxTask(), SMOLLM2, 300, 300),

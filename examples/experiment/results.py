@@ -30,7 +30,7 @@ from collect import FIGURES
 from embeddings import KEPT
 from frame import BASELINE, REFERENCE, TESTS, copies, objectives, partners, read, runs, same_flops, searched, test
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from retrieval_claims import claim, gain, summary, with_gain
+from retrieval_claims import claim, gain, of_long_training, summary, with_gain
 from retrieval_results import FEWER, HITS, MORE, ONE_SEED, Retrieval, data_sets, has_rows, outcome
 from splits import read_splits
 
@@ -261,6 +261,10 @@ class Questions:
     def retrieval_gain(self) -> str:
         """Return on which data sets InfoNCE finds more than maps behind models without it."""
         return gain(self.retrieval)
+
+    def of_long_training(self) -> str:
+        """Return what InfoNCE finds and answers where it is trained for long."""
+        return of_long_training(self.retrieval)
 
     def sets_with_gain(self) -> str:
         """Return the data sets on which InfoNCE finds more than any map without it; empty if there is none."""

@@ -12,12 +12,12 @@ The candidates are the distinct answers of the test file. ``method`` says by wha
 embeddings that training reads. For models without a JEPA objective, ``best readout`` of all layers, poolings and
 layouts, centred or not, and ``ridge`` and ``canonical``, the same with a linear map that is fitted on the training
 records but the last 1,000 (of SmolLM2, 300), by regression of targets on sources or by canonical correlations of both.
-``heads`` are two small networks that are trained by InfoNCE behind the model as it is; ``wide heads``, of turk-128,
-are four times as wide and read all layers at once. For answers that have to be computed there is ``classifier``, too, a
-linear one of the answers, which are few. All are chosen by the mean reciprocal rank on those last records. ``trained,
-ridge``, ``trained, canonical`` and ``trained, heads`` are the same behind the embeddings that training reads; ``heads``
-of such a model are read where they find most, of texts without predictor tokens. Runs of one seed also have ``trained,
-all answers``: every training answer is a candidate, too.
+``heads`` are two small networks that are trained by InfoNCE behind the model as it is; ``wide heads``, of synth-128 and
+turk-128, are four times as wide and read all layers at once. For answers that have to be computed there is
+``classifier``, too, a linear one of the answers, which are few. All are chosen by the mean reciprocal rank on those
+last records. ``trained, ridge``, ``trained, canonical`` and ``trained, heads`` are the same behind the embeddings that
+training reads; ``heads`` of such a model are read where they find most, of texts without predictor tokens. Runs of one
+seed also have ``trained, all answers``: every training answer is a candidate, too.
 """
 
 from __future__ import annotations

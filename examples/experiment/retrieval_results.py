@@ -133,7 +133,7 @@ class Retrieval:
 
     def __init__(self, runs: pd.DataFrame, data: DataSet) -> None:
         self.file, self.name, self.about, self.anchor = data.file, data.name, data.about, data.anchor
-        self.joint = data.joint
+        self.joint, self.long, self.in_readme = data.joint, data.long, data.in_readme
         model = DATA[data.data].model
         self.other_model, self.pretrained = model != "preset:tiny", not model.startswith("preset:")
         # Without a task nobody knows which other texts are right.

@@ -27,6 +27,8 @@ class DataSet(NamedTuple):
     name: str
     about: str
     joint: Mapping[str, str] = JOINT
+    long: bool = False  # InfoNCE has 16 epochs of 128 pairs a step, not 4 of 32
+    in_readme: bool = True
 
     @property
     def anchor(self) -> str:
@@ -37,6 +39,14 @@ class DataSet(NamedTuple):
 DATA_SETS = (
     DataSet("synth", FILE, "`synth`", "Generated sentences and regular expressions, the runs of `retrieval.yaml`"),
     DataSet(
+        "synth-128",
+        "retrieval-synth-128",
+        "`synth`, 16 epochs of 128 pairs",
+        "`retrieval-synth-128.yaml`, with the settings of TURK, nothing chosen anew; plain training: 28 epochs of 32",
+        SEPARATE,
+        long=True,
+    ),
+    DataSet(
         "turk",
         "retrieval-turk",
         "TURK",
@@ -46,10 +56,10 @@ DATA_SETS = (
     DataSet(
         "turk-128",
         "retrieval-turk-128",
-        "TURK, 128 pairs a step",
-        "16 epochs of 128 pairs a step, not 4 of 32 (`retrieval-turk-128.yaml`), run after one seed had found more so; "
-        "plain training: 28 epochs of 32",
+        "TURK, 16 epochs of 128 pairs",
+        "`retrieval-turk-128.yaml`, run after one seed had found more so; plain training: 28 epochs of 32",
         SEPARATE,
+        long=True,
     ),
     DataSet(
         "spider",
@@ -72,6 +82,7 @@ DATA_SETS = (
         "`synth`, `preset:small`",
         "The data of `synth` with a model of 3.1 million parameters (`retrieval-small.yaml`), at the learning rate "
         "that is best for plain training, nothing else chosen anew",
+        in_readme=False,
     ),
     DataSet(
         "smollm2",
@@ -99,6 +110,7 @@ DATA_SETS = (
         "with the settings of `synth` with SmolLM2, nothing chosen anew. InfoNCE of weight 1 is on means of texts, "
         "which had found most on `synth` and TURK. Readouts of plain training are of layers 0, 15 and 30",
         MEANS,
+        in_readme=False,
     ),
     DataSet(
         "smollm2-sums",
