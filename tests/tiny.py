@@ -6,6 +6,7 @@ Weights are drawn large enough for attention to be far from uniform: a leak show
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,22 @@ def arguments(folder: Path, **changes: Any) -> TrainingArguments:
     fixed = {"report_to": "none", "use_cpu": True, "disable_tqdm": True}
     return TrainingArguments(
         str(folder), **{"save_strategy": "no", "logging_steps": 1, "max_steps": 3} | fixed | changes
+    )
+
+
+def plain_trainer(folder: Path, tokenizer: Any, model: Any, *, optimizers: Any, callbacks: Any, **changes: Any) -> Any:
+    """A ``JepaTrainer`` of plain training on :func:`records`, in micro-batches of two; evaluated on them if asked."""
+    from stepjepa import JepaTrainer
+
+    return JepaTrainer(
+        model,
+        arguments(folder, per_device_train_batch_size=2, **changes),
+        JepaConfig(mode="regular"),
+        train_dataset=records(),
+        eval_dataset=records() if "eval_strategy" in changes else None,
+        processing_class=copy.deepcopy(tokenizer),
+        optimizers=optimizers,
+        callbacks=callbacks,
     )
 
 

@@ -250,7 +250,7 @@ def test_all_layers_at_once_are_tried_by_heads_alone(jepa: Jepa, capsys: Any, mo
     # 18 records of two vectors of three layers, 33 dimensions of 4 bytes each.
     monkeypatch.setattr(map_fitting, "MOST_BYTES", 18 * 2 * 3 * 33 * 4 - 1)
     assert train_heads(both).place == OWN
-    said = "all layers at once are not tried, whose embeddings take 0.0 GB for 18 records, more than 0"
+    said = "all layers at once are not tried, since their embeddings take 0.0 GB for 18 records, more than 0"
     assert f"note: projection heads: {said}\n" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from transformers import TrainerCallback
 
 import tiny
-from stepjepa import JepaConfig, JepaTrainer
+from stepjepa import JepaTrainer
 
 STEPS, SAVED = 7, 3
 RATE = 0.01
@@ -57,16 +57,9 @@ Make = Callable[[Any], tuple[Any, Any]]
 def make_trainer(folder: Path, tokenizer: Any, make: Make | None = None, **options: Any) -> tuple[JepaTrainer, Groups]:
     model, observed = tiny.make_model("llama", seed=3), Groups()
     given: dict[str, Any] = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": SAVED, "learning_rate": RATE}
-    trainer = JepaTrainer(
-        model,
-        tiny.arguments(folder, per_device_train_batch_size=2, **given | options),
-        JepaConfig(mode="regular"),
-        train_dataset=tiny.records(),
-        eval_dataset=tiny.records() if "eval_strategy" in options else None,
-        processing_class=copy.deepcopy(tokenizer),
-        optimizers=(None, None) if make is None else make(model),
-        callbacks=[observed],
-    )
+    optimizers = (None, None) if make is None else make(model)
+    changes = given | options
+    trainer = tiny.plain_trainer(folder, tokenizer, model, optimizers=optimizers, callbacks=[observed], **changes)
     return trainer, observed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.optim import SGD
 from transformers import TrainerCallback
 
 import tiny
-from stepjepa import JepaConfig, JepaTrainer
+from stepjepa import JepaTrainer
 
 STEPS, SAVED = 7, 3
 
@@ -70,16 +69,9 @@ def train(
 ) -> tuple[JepaTrainer, Means]:
     model, means = tiny.make_model("llama", seed=3), Means(last)
     given: dict[str, Any] = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": SAVED}
-    trainer = JepaTrainer(
-        model,
-        tiny.arguments(folder, per_device_train_batch_size=2, **given | options),
-        JepaConfig(mode="regular"),
-        train_dataset=tiny.records(),
-        eval_dataset=tiny.records() if "eval_strategy" in options else None,
-        processing_class=copy.deepcopy(tokenizer),
-        optimizers=(Averaging(model.parameters(), 0.05), None),
-        callbacks=[means],
-    )
+    optimizers = (Averaging(model.parameters(), 0.05), None)
+    changes = given | options
+    trainer = tiny.plain_trainer(folder, tokenizer, model, optimizers=optimizers, callbacks=[means], **changes)
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     return trainer, means
 

@@ -196,7 +196,7 @@ def _has_room(pairs: ViewEmbeddings, records: int, place: ReadoutPlace) -> bool:
     size = records * (pairs.source[:1].nbytes + pairs.target[:1].nbytes)
     if size > MOST_BYTES:
         gigabytes = f"{size / 1e9:,.1f} GB for {counted(records, 'record')}, more than {MOST_BYTES / 1e9:,.0f}"
-        note(f"projection heads: all layers at once are not tried, whose embeddings take {gigabytes}")
+        note(f"projection heads: all layers at once are not tried, since their embeddings take {gigabytes}")
     return size <= MOST_BYTES
 
 
